@@ -88,6 +88,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a variant": (lambda f: (f / "model.safetensors").rename(f / "model.fp16.safetensors"), "no file named model.safetensors"),
     "no mapping": (lambda f: (f / "config.json").write_text("[]"), "cannot be loaded: TypeError"),
     "layers that disagree": (edited("config.json", num_hidden_layers=5), "cannot be loaded: .*`num_hidden_layers`"),
+    "the name of a token": (edited("config.json", eos_token_id="<eos>"), "config.json has '<eos>' as its eos_token_id, .* number"),
+    "names in a list": (
+        edited("generation_config.json", eos_token_id=[1, "<e>"]), "generation_config.json has '<e>' as its eos_token_id"
+    ),
     "a generation config": (edited("generation_config.json", cache_implementation="mine"), "cannot be loaded: .*`cache_implementation`"),
     "a package": (
         edited("config.json", quantization_config={"quant_method": "awq", "bits": 4}), "cannot be loaded: ImportError: .*gptqmodel"

@@ -25,9 +25,10 @@ from tests.step.test_prompt_sharing import (
     model_of,
     taken_from,
 )
-from tests.support.tiny import weight_difference
+from tests.support.tiny import tiny_sft, weight_difference
 from trl_ext.generation.adapters import adapter_of_places
 from trl_ext.generation.decoding import own_loop_unsupported
+from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.step.contiguous import contiguous_log_probs
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -79,6 +80,10 @@ def adapted(name: str) -> Any:
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=random, dtype=parameter.dtype))
     return model
+
+
+def fine_tuned(folder: Path, **more: Any) -> Any:
+    return tiny_sft(ExtSFTTrainer, ExtSFTConfig, folder, [], **more)
 
 
 def gradient_of_contiguous_rows(model: Any) -> dict[str, Tensor]:
@@ -133,5 +138,12 @@ def test_a_step_is_trls_where_the_savings_are_off(name: str, tmp_path: Path, cap
 
 @pytest.mark.parametrize("name", UNKNOWN_TO_TRL)
 def test_adapters_that_trl_cannot_train_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"peft_type {name} cannot be trained .* such as LORA"):
-        trainer_of(tmp_path, peft_config=config_of(name))
+    for make in (lambda **more: trainer_of(tmp_path, **more), lambda **more: fine_tuned(tmp_path, **more)):
+        with pytest.raises(ValueError, match=f"peft_type {name} cannot be trained .* such as LORA"):
+            make(peft_config=config_of(name))
+
+
+@pytest.mark.parametrize("name", ["PREFIX_TUNING", "CARTRIDGE"])
+def test_tokens_in_a_cache_are_not_checkpointed(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} with gradient_checkpointing: .*set gradient_checkpointing: false"):
+        trainer_of(tmp_path, peft_config=config_of(name), gradient_checkpointing=True)

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.docs_pages import help_page
 from trl_ext.errors import InputError
-from trl_ext.recipes.command import OWN, about, files, in_package, main, overview, path_of
+from trl_ext.recipes.command import OF_HUB, OWN, about, files, in_package, main, overview, path_of
 from trl_ext.runs import recipes
 from trl_ext.runs.recipes import RECIPES, programs, shipped, shown_command
 
@@ -62,7 +62,7 @@ def test_the_overview_names_every_program_with_what_it_does() -> None:
     lines = overview().splitlines()
     assert max(map(len, lines)) <= 120
     listed = [line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "]
-    assert listed == [*OWN, *programs()]
+    assert listed == [*OWN, *programs(), *OF_HUB]
     assert {"grpo", "lab", "estimate", "browse"} < set(listed)
     for target in programs().values():
         assert about(target)[0].isupper()
@@ -95,6 +95,7 @@ def test_the_command_becomes_the_program_with_its_status() -> None:
     assert done.returncode == 2
     assert "plot_runs.py: error: no_run has no summary.json" in done.stderr
     assert answer("plot_runs", "--help").stdout.startswith("usage: plot_runs.py")
+    assert answer("merge", "--help").stdout.startswith("usage: python -m trl_ext.hub merge")
 
 
 def test_a_file_of_the_package_is_found_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

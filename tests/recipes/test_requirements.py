@@ -9,21 +9,24 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import Trainer
+from transformers import Qwen3Config, Qwen3MoeConfig, Trainer
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
+from trl import ModelConfig
 
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, TINY_RUN
 from tests.support.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.versions import needs_vllm
 from trl_ext.errors import InputError
 from trl_ext.io import write_jsonl
-from trl_ext.recipes import evaluation_settings, preflight
+from trl_ext.recipes import evaluation_settings, model_settings, preflight
 from trl_ext.recipes.cli import SettingsError, _Parser, read_settings
 from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.recipes.model_settings import check_dtype
 from trl_ext.recipes.requirements import check_requirements
+from trl_ext.recipes.settings import Data
 from trl_ext.recipes.sft import SFT_SETTINGS
 
 on_a_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU has what these lack")
@@ -41,6 +44,8 @@ LACKING: list[tuple[str, list[str]]] = [
     ("--eval_strategy epoch", ["eval_strategy: epoch", "--validate_every"]),
     ("--eval_on_start true", ["eval_on_start: true", "--validate_every"]),
     ("--load_best_model_at_end true", ["load_best_model_at_end", "--restore_best"]),
+    ("--save_steps 0", ["save_steps must be positive, got 0", "save_strategy: no"]),
+    ("--save_steps -5", ["save_steps must be positive, got -5"]),
     ("--save_strategy best", ["save_strategy: best", "--restore_best"]),
     ("--lr_scheduler_type reduce_lr_on_plateau", ["reduce_lr_on_plateau", "--validate_every"]),
     ("--lr_scheduler_type cosine_with_min_lr", ["cosine_with_min_lr", "min_lr"]),
@@ -111,8 +116,33 @@ def test_what_a_model_is_not_made_with_is_said_before_it_loads(tmp_path: Path) -
         said = refusal(GRPO_SETTINGS, DEFAULT, f"--model_name_or_path {model} {flags}")
         assert all(word in said for word in words), (flags, said)
         assert "\n" not in said, flags
-    works = f"--model_name_or_path {model} --use_peft true --lora_target_modules q_proj v_proj --dtype bfloat16"
-    preflight._check_settings(*read_settings(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *works.split()]))
+    for modules in ("q_proj v_proj", "q_proj", "layers.1.mlp.up_proj", ".*q_proj", "all-linear"):
+        works = f"--model_name_or_path {model} --use_peft true --dtype bfloat16 --lora_target_modules {modules}"
+        preflight._check_settings(*read_settings(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, *works.split()]))
+
+
+def test_a_loss_of_the_router_needs_experts(tmp_path: Path) -> None:
+    model = str(save_tiny(tmp_path / "model"))
+    asked = read_settings(GRPO_SETTINGS, "about", DEFAULT, [*ON_A_CPU, "--router_aux_loss_coef", "0.01"])
+    with pytest.raises(ValueError, match=r"router_aux_loss_coef 0.01: .*model' \(qwen3\) has no experts.*leave it out"):
+        preflight.rows_in_context(Data([], []), asked[0], model, *asked[1:])
+    preflight.refuse_loss_of_experts(0.01, Qwen3MoeConfig(), model)
+    preflight.refuse_loss_of_experts(None, Qwen3Config(), model)
+
+
+def test_weights_are_in_a_dtype_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read_settings(GRPO_SETTINGS, "about", DEFAULT, ON_A_CPU)[-1]
+    half = ModelConfig(dtype="float16")
+    check_dtype(half, config)
+    monkeypatch.setattr(model_settings, "card_without_bf16", lambda use_cpu: "Tesla T4")
+    with pytest.raises(ValueError, match=r"dtype bfloat16: Tesla T4 has no bfloat16, .*set dtype: float32"):
+        check_dtype(ModelConfig(dtype="bfloat16"), config)
+    config.fp16 = True
+    check_dtype(half, config)  # on a CPU, where fp16 has no effect
+    monkeypatch.setattr(model_settings, "is_without_fp16", lambda use_cpu: False)
+    with pytest.raises(ValueError, match=r"dtype float16 with fp16: the loss scaler .*set dtype: float32"):
+        check_dtype(half, config)
+    check_dtype(ModelConfig(dtype="float16", use_peft=True), config)
 
 
 def test_choices_hold_in_a_file_as_on_the_command_line(tmp_path: Path) -> None:

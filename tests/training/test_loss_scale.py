@@ -16,6 +16,7 @@ from tests.support.tiny import CONFIG, ends_early, make_trainer, tiny_sft
 from tests.training.test_faults import explodes
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.training import settings
 from trl_ext.training.faults import NonFiniteError, loss_scale
 from trl_ext.training.settings import is_without_fp16
 
@@ -119,3 +120,24 @@ def test_fp16_on_a_cpu_says_that_it_is_float32(tmp_path: Path, monkeypatch: pyte
     assert is_without_fp16(use_cpu=False) is not torch.accelerator.is_available()
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     assert not is_without_fp16(use_cpu=True)
+
+
+def test_a_card_without_bfloat16_trains_in_float16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(**asked: Any) -> Any:
+        return ExtGRPOConfig(output_dir=str(tmp_path), **{**CONFIG, "bf16": None, **asked})
+
+    for name, value in {"is_available": True, "is_bf16_supported": False, "get_device_name": "Tesla T4"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value, **_: value)
+    assert settings.card_without_bf16(use_cpu=False) == "Tesla T4"
+    assert settings.card_without_bf16(use_cpu=True) is None
+    monkeypatch.undo()
+    assert settings.card_without_bf16(use_cpu=False) is None or torch.cuda.is_available()
+    monkeypatch.setattr(settings, "card_without_bf16", lambda use_cpu: "Tesla T4")
+    monkeypatch.setattr(settings, "is_without_fp16", lambda use_cpu: False)
+    for asked in ({"bf16": True}, {"bf16_full_eval": True}):
+        with pytest.raises(ValueError, match=r"bf16: Tesla T4 has no bfloat16, .*set fp16: true .* or bf16: false"):
+            config(**asked)
+    found = [config(), config(bf16=False), config(fp16=True)]
+    assert [one.fp16 for one in found] == [True, False, True]
+    assert not any(one.bf16 for one in found)
+    assert "since Tesla T4 has no bfloat16" in found[0].precision_reason

@@ -31,6 +31,7 @@ _NEED_MORE = {  # than TRL gives a forward pass
     PeftType.MULTITASK_PROMPT_TUNING: "the task of each row",
     PeftType.CPT: "the kind of each token",
 }
+_CACHED = (PeftType.PREFIX_TUNING, getattr(PeftType, "CARTRIDGE", None))  # their tokens are keys and values in a cache
 
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
 _REFUSED_FIELDS = {
@@ -63,12 +64,20 @@ def adapter_of_places(model: PreTrainedModel) -> str | None:
     return LILY_S_MEAN if has_mean_over_a_pass(model) else None
 
 
-def refuse_untrainable(peft_config: PeftConfig | None) -> None:
-    """Refuse, by a `ValueError`, an adapter whose forward pass needs inputs that TRL does not give it."""
-    if peft_config is not None and (needs := _NEED_MORE.get(peft_config.peft_type)):
+def refuse_untrainable(peft_config: PeftConfig | None, gradient_checkpointing: bool) -> None:
+    """Refuse, by a `ValueError`, an adapter whose forward pass is not given what it needs."""
+    if peft_config is None:
+        return
+    kind = peft_config.peft_type
+    if needs := _NEED_MORE.get(kind):
         raise ValueError(
-            f"peft_type {peft_config.peft_type.value} cannot be trained here: its forward pass needs {needs}, which "
-            "TRL does not give; use another one, such as LORA"
+            f"peft_type {kind.value} cannot be trained here: its forward pass needs {needs}, which TRL does not give; "
+            "use another one, such as LORA"
+        )
+    if gradient_checkpointing and kind in _CACHED:
+        raise ValueError(
+            f"peft_type {kind.value} with gradient_checkpointing: its tokens are in a cache, which a checkpointed pass "
+            "has none of; set gradient_checkpointing: false"
         )
 
 

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import InputError
 from trl_ext.generation.model_source import CONFIG, ModelSource
+from trl_ext.io import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +53,7 @@ def check_loadable(
     if not folder.is_dir():
         return None
     _refuse_pointers(folder)
+    _refuse_names_of_tokens(source, folder)
     try:
         with _quiet(), not_sharded():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -92,6 +94,21 @@ def _refuse_pointers(folder: Path) -> None:
             raise InputError(
                 f"{path} is a pointer of Git LFS and not the file itself: git lfs install, and git lfs pull in {folder}"
             )
+
+
+def _refuse_names_of_tokens(source: ModelSource, folder: Path) -> None:
+    """Refuse, in both files, what transformers takes in silence or in many words: a token's text for its number."""
+    for file in (folder / CONFIG, folder / "generation_config.json"):
+        found = None
+        with contextlib.suppress(OSError, ValueError):  # what else is wrong is said when the file is read
+            found = read_json(file)
+        for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            ids = found.get(name) if isinstance(found, dict) else None
+            for token in (token for token in (ids if isinstance(ids, list) else [ids]) if isinstance(token, str)):
+                raise InputError(
+                    f"model {source.base!r}: {file.name} has {token!r} as its {name}, which is the token's number: put "
+                    "that there, as tokenizer.json has it"
+                )
 
 
 def _refuse_other_shapes(source: ModelSource, mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> None:

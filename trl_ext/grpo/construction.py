@@ -43,7 +43,7 @@ def constructing(
     if config.stop or config.sampling_min_tokens:
         config.generation_kwargs = sampling_kwargs(config)
     given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
-    refuse_untrainable(given.get("peft_config"))
+    refuse_untrainable(given.get("peft_config"), config.gradient_checkpointing)
     if config.use_vllm:
         check_adapter(given["model"], given.get("peft_config"))
     loaded = with_adapter_loaded(given, config)

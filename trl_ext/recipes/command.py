@@ -24,6 +24,10 @@ OWN = {  # what this command does itself
     "init": "Write a project of your own into a new folder: a recipe, its YAML, a loss, a test.",
     "path": "Print where a command's script or a file of recipes/ or accelerate_configs/ is; alone, list the files.",
 }
+OF_HUB = {  # what `hub` does, by a name of its own
+    "merge": "Write the whole model that an adapter's folder and its base model make into a new folder.",
+    "push": "Upload a finished run to the Hugging Face Hub.",
+}
 ABOUT = """usage: trl-ext COMMAND [ARGUMENTS]
 
 Reinforcement learning on math with a language model. `trl-ext COMMAND --help` says more of a command.
@@ -45,6 +49,8 @@ def main() -> None:
         print(overview())
         return
     name, rest = given[0].replace("_", "-"), given[1:]
+    if name in OF_HUB:
+        name, rest = "hub", [name, *rest]
     try:
         if name in ("--version", "-V"):
             print(f"trl-ext {__version__}")
@@ -61,7 +67,7 @@ def overview() -> str:
     """What `trl-ext --help` prints: every command with the first sentence of what its program says of itself."""
     known = programs()
     trains = {name: about(target) for name, target in known.items() if name.replace("-", "_") in RECIPES}
-    others = {name: about(target) for name, target in known.items() if name not in trains}
+    others = {name: about(target) for name, target in known.items() if name not in trains} | OF_HUB
     width = max(map(len, [*known, *OWN])) + 4
     lines = [ABOUT]
     for head, group in (("Your own project", OWN), ("Recipes that train", trains), ("Programs", others)):
@@ -93,7 +99,7 @@ def run(name: str, arguments: Sequence[str]) -> None:
     """
     known = programs()
     if name not in known:
-        raise unknown("command", name, [*known, *OWN])
+        raise unknown("command", name, [*known, *OWN, *OF_HUB])
     script = shipped(f"recipes/{known[name]}")
     program = [str(script)] if script.suffix == ".py" else ["-m", known[name]]
     command = [sys.executable, *program, *map(in_package, arguments)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_ext.generation.model_files import check_loadable
 from trl_ext.registry import unknown
+from trl_ext.training.settings import card_without_bf16, is_without_fp16
 from trl_ext.training.settings_table import MODEL
 from trl_ext.training.trl_settings import check_needs
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from transformers import TrainingArguments
 
     from trl_ext.generation.model_source import ModelSource
@@ -57,12 +60,25 @@ def check_model_is_made(source: ModelSource, model: ModelConfig, config: Trainin
         return
     try:
         with torch.device("meta"):
-            get_peft_model(made, get_peft_config(model), low_cpu_mem_usage=True)
+            get_peft_model(made, adapter_of(model), low_cpu_mem_usage=True)
     except Exception as error:  # of the tuner's layers, of which each has its own
         said = " ".join(str(error).split())
         raise ValueError(
             f"use_peft: no adapter can be put on {source.name!r} with the lora settings given: {said}"
         ) from error
+
+
+def check_dtype(model: ModelConfig, config: TrainingArguments) -> None:
+    """Refuse weights in a dtype that the card does not have, or whose gradients the loss scaler does not take."""
+    if model.dtype == "bfloat16" and (card := card_without_bf16(config.use_cpu)):
+        raise ValueError(f"dtype bfloat16: {card} has no bfloat16, and would convert every number: set dtype: float32")
+    is_trained = not model.use_peft or model.lora_modules_to_save  # an adapter's own weights are in float32
+    scales = config.fp16 and not is_without_fp16(config.use_cpu) and getattr(config, "deepspeed_plugin", None) is None
+    if model.dtype == "float16" and is_trained and scales:
+        raise ValueError(
+            "dtype float16 with fp16: the loss scaler takes no gradients of float16 weights: set dtype: float32 (fp16 "
+            "computes in float16), or train an adapter (use_peft: true)"
+        )
 
 
 def _refuse_attention(name: str | None) -> None:
@@ -98,9 +114,21 @@ def loaded_as(model: ModelConfig) -> dict[str, Any]:
     """A trainer's arguments that say which model to load and how: path, adapter and quantization."""
     return {
         "model": model.model_name_or_path,
-        "peft_config": get_peft_config(model),
+        "peft_config": adapter_of(model),
         "quantization_config": get_quantization_config(model),
     }
+
+
+def adapter_of(model: ModelConfig) -> PeftConfig | None:
+    """The adapter that is put on the model; None without `use_peft`.
+
+    TRL makes a text of a list of one module, which PEFT takes for a regular expression of a module's whole path.
+    """
+    config = get_peft_config(model)
+    modules = None if config is None else config.target_modules
+    if config is not None and isinstance(modules, str) and re.fullmatch(r"[\w.]+", modules):
+        config.target_modules = {modules}
+    return config
 
 
 def init_kwargs(model: ModelConfig, given: Mapping[str, Any] | None) -> dict[str, Any]:

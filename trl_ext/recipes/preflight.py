@@ -29,7 +29,7 @@ from trl_ext.grpo.teachers import check_taught_problems, check_teachers, shortes
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
 from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
-from trl_ext.recipes.model_settings import check_model_is_made, check_model_settings, choose_attention
+from trl_ext.recipes.model_settings import check_dtype, check_model_is_made, check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.graders import shared_pool
@@ -90,6 +90,7 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
     check_model_settings(model, config.use_vllm)
+    check_dtype(model, config)
     if not task.asking.is_chat:
         refuse_unused_options(config.chat_template_kwargs, task.prompt)
     elif not model.model_name_or_path:
@@ -180,6 +181,7 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     known = {"revision": model.model_revision, "trust_remote_code": config.trust_remote_code}
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
+    refuse_loss_of_experts(getattr(config, "router_aux_loss_coef", None), shape, policy)
     if task.asking.is_chat:
         chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
         asked = {name: replace(one, rows=chat.texts(one.rows)) for name, one in data.benchmarks.items()}
@@ -247,6 +249,15 @@ def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTo
     if source.adapter and (rows := embedding_rows(source.adapter)):
         shape.get_text_config().vocab_size = rows
     return tokenizer, shape
+
+
+def refuse_loss_of_experts(coefficient: float | None, shape: PretrainedConfig, policy: str) -> None:
+    """Refuse, by a `ValueError`, a weight of the router's loss for a model that routes nothing."""
+    if coefficient and not hasattr(shape.get_text_config(), "output_router_logits"):
+        raise ValueError(
+            f"router_aux_loss_coef {coefficient}: {policy!r} ({shape.model_type}) has no experts, and no router's loss "
+            "to weigh; leave it out"
+        )
 
 
 def check_answers(data: Data, task: TaskSettings, config: TrainingArguments) -> None:

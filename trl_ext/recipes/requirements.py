@@ -53,6 +53,10 @@ def _refuse_values(config: TrainingArguments) -> None:
     """Values that torch or transformers refuse in a training that has begun."""
     if not 0 <= config.seed < 2**32:
         raise ValueError(f"seed must be in [0, 2**32), got {config.seed}")
+    if str(getattr(config.save_strategy, "value", config.save_strategy)) == "steps" and config.save_steps <= 0:
+        raise ValueError(
+            f"save_steps must be positive, got {config.save_steps:g}; a run without checkpoints has save_strategy: no"
+        )
     for name in config.gradient_checkpointing_kwargs or {}:
         if name not in _OF_CHECKPOINTING:
             raise ValueError(f"gradient_checkpointing_kwargs: {unknown('argument', name, _OF_CHECKPOINTING)}")

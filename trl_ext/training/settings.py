@@ -89,9 +89,10 @@ class RunSettings(RecordsGiven):
     bf16: bool | None = setting(
         None,
         (
-            "Train in bfloat16 by autocast. The default is on with a GPU (unless fp16 is set), and for a large model "
-            "on a CPU that multiplies it fast (AMX, AVX512-BF16). Else it is off on a CPU, where TRL has it on: other "
-            "CPUs are slower in bfloat16, and all are less exact."
+            "Train in bfloat16 by autocast. The default is on with a GPU that has it (unless fp16 is set; on one "
+            "without, fp16 is on), and for a large model on a CPU that multiplies it fast (AMX, AVX512-BF16). "
+            "Else it is off on a CPU, where TRL has it on: other CPUs are slower in bfloat16, and all are less "
+            "exact."
         ),
         Group.OPTIMIZER,
     )
@@ -209,7 +210,15 @@ class RunSettings(RecordsGiven):
             config.use_cpu = True
             join_on_cpu(config.ddp_timeout)
         self.precision_reason = None
-        if self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
+        if card := card_without_bf16(config.use_cpu):
+            if self.bf16 or config.bf16_full_eval:
+                raise ValueError(
+                    f"bf16: {card} has no bfloat16, and would convert every number: set fp16: true (float16 with a "
+                    "scaled loss), or bf16: false for float32"
+                )
+            if self.bf16 is None and not config.fp16:
+                config.fp16, self.precision_reason = True, f"float16 with a scaled loss, since {card} has no bfloat16"
+        elif self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
             self.bf16, self.precision_reason = choose_precision_on_cpu()
         if (self.bf16 or config.bf16_full_eval) and not (config.use_cpu or torch.accelerator.is_available()):
             config.use_cpu = True  # which transformers asks for
@@ -246,6 +255,13 @@ class RunSettings(RecordsGiven):
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]
+
+
+def card_without_bf16(use_cpu: bool) -> str | None:
+    """The name of a GPU that computes bfloat16 by conversion, such as a T4; None where there is none."""
+    if use_cpu or not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False):
+        return None
+    return torch.cuda.get_device_name()
 
 
 def is_without_fp16(use_cpu: bool) -> bool:

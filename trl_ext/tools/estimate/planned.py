@@ -146,9 +146,9 @@ class PlannedRun:
     @cached_property
     def peft(self) -> PeftConfig | None:
         """Of an adapter; None where all parameters are trained."""
-        from trl import get_peft_config
+        from trl_ext.recipes.model_settings import adapter_of
 
-        return get_peft_config(self.model) or saved_config(self.model.model_name_or_path)
+        return adapter_of(self.model) or saved_config(self.model.model_name_or_path)
 
     @property
     def weights_dtype(self) -> torch.dtype:

@@ -87,6 +87,12 @@ def test_zero_shards_ever_more_of_it(stage: int, parameters: int, gradients: int
     assert parts["activations"] == 500
 
 
+@pytest.mark.parametrize(("optim", "state"), [("sgd", 0), ("adagrad", 4), ("adafactor", 4), ("adamw_torch", 8)])
+def test_zero_shards_the_state_that_the_optimizer_has(optim: str, state: int) -> None:
+    made = with_engine(launch=Launch(2, zero_stage=2), optim=optim)
+    assert memory_of(made, GIB, MEASURED).moments["backward"]["optimizer"] == (4 + state) * N // 2
+
+
 def test_zeros_optimizer_step_has_float32_gradients() -> None:
     made = with_engine(launch=Launch(2, zero_stage=2), bf16=True)
     assert memory_of(made, GIB, MEASURED).moments["optimizer step"]["gradient buckets"] == 2 * N

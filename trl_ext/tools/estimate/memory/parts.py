@@ -31,6 +31,8 @@ BUCKET = 500_000_000  # elements that DeepSpeed reduces at a time (`reduce_bucke
 LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)
 GATHERED = 512 * 2**20  # bytes that are gathered at a time for the engine (`generation.vllm.BUCKET_BYTES`)
 _QUANTIZED = {"fp8": 1.0, "awq": 0.5, "gptq": 0.5, "int4": 0.5, "int8": 1.0, "bitsandbytes": 0.5}  # bytes, a parameter
+# Bytes of state for a weight in DeepSpeed's flat float32 partitions, where Adafactor finds no matrices to factor.
+_STATE = {"sgd": 0, "adagrad": 4, "rmsprop": 4, "adafactor": 4}
 
 Parts = Mapping[str, int]  # component -> bytes
 
@@ -164,7 +166,8 @@ def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int
         sizes["gradients"] = -(-parts["gradients"] // gpus)
     if stage == 3:
         sizes |= {name: -(-sizes.get(name, 0) // gpus) for name in ("parameters", "reference", "teachers")}
-    sizes["optimizer"] = -(-12 * measured.trainable // gpus)  # float32: the weights and Adam's two moments
+    state = _STATE.get(str(getattr(run.config.optim, "value", run.config.optim)), 8)  # of others as of Adam
+    sizes["optimizer"] = -(-(4 + state) * measured.trainable // gpus)  # with the weights, in float32
     return sizes
 
 

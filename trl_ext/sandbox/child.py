@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import linecache
 import os
 import sys
 import traceback
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
+_FILE = "program.py"
 _MAX_DETAIL = 2000  # characters of a traceback
 
 
-def run(program: bytes, names: list[str], result: int) -> None:
+def run(program: bytes, names: list[str], result: int) -> NoReturn:
     """Execute the program and send its globals `names`, or the error, to the file descriptor `result`."""
+    _reply(result, lambda: _globals_after(program, names))
+
+
+def run_blocks(blocks: bytes, result: int) -> NoReturn:
+    """Execute blocks of code, a JSON array of texts, in one space, of which the last one prints; send the error."""
+    _reply(result, lambda: _printed_by_last(json.loads(blocks)))
+
+
+def _reply(result: int, execute: Callable[[], dict[str, Any]]) -> NoReturn:
     ours = os.getpid()
     try:
-        reply: dict[str, Any] = {"values": _globals_after(program, names)}
+        reply: dict[str, Any] = {"values": execute()}
     except MemoryError:
         reply = {"error": "memory", "detail": "MemoryError"}
     except _Unreadable as error:
@@ -38,14 +51,10 @@ class _Unreadable(Exception):
 
 
 def _globals_after(program: bytes, names: list[str]) -> dict[str, Any]:
-    main_module = types.ModuleType("__main__")
-    main_module.__file__ = "program.py"
-    sys.modules["__main__"], sys.argv = main_module, ["program.py"]
-    lines = program.decode(errors="replace").splitlines(keepends=True)
-    linecache.cache["program.py"] = (len(program), None, lines, "program.py")  # tracebacks then show the line
-    space, dumps = main_module.__dict__, json.dumps
+    space, dumps = _main_module(), json.dumps
+    _show_lines(program.decode(errors="replace"))
     try:
-        exec(compile(program, "program.py", "exec", dont_inherit=True), space)
+        exec(compile(program, _FILE, "exec", dont_inherit=True), space)
     except SystemExit as end:  # `exit()` as the last line is not a failure
         if end.code:
             raise
@@ -59,6 +68,49 @@ def _globals_after(program: bytes, names: list[str]) -> dict[str, Any]:
     return values
 
 
+def _printed_by_last(blocks: list[str]) -> dict[str, Any]:
+    """Execute blocks; everything but what the last one prints, and the value of an expression at its end, is lost."""
+    space, output = _main_module(), os.dup(1)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for file in (1, 2):
+        os.dup2(silent, file)
+    for block in blocks[:-1]:
+        with contextlib.suppress(BaseException):  # it did so as the last one, too: what it had done by then stays
+            exec(compile(block, "earlier.py", "exec", dont_inherit=True), space)
+        with contextlib.suppress(BaseException):  # a block may have put anything there
+            sys.stdout.flush()
+    for file in (1, 2):
+        os.dup2(output, file)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # lines before a limit are kept
+    _show_lines(blocks[-1])
+    tree = ast.parse(blocks[-1], _FILE)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    try:
+        exec(compile(tree, _FILE, "exec", dont_inherit=True), space)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), _FILE, "eval", dont_inherit=True), space)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as end:
+        if end.code:
+            raise
+    sys.stdout.flush()
+    return {}
+
+
+def _main_module() -> dict[str, Any]:
+    """The space of a new main module."""
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = _FILE
+    sys.modules["__main__"], sys.argv = main_module, [_FILE]
+    return main_module.__dict__
+
+
+def _show_lines(program: str) -> None:
+    """Have tracebacks show the program's lines."""
+    linecache.cache[_FILE] = (len(program), None, program.splitlines(keepends=True), _FILE)
+
+
 def _plain(value: object) -> object:
     """A NumPy array or number in Python's types."""
     if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -70,7 +122,7 @@ def _describe(error: BaseException, frames: int = 4) -> str:
     """The exception with its last frames within the program; the end of it if it is long."""
     try:
         trace = error.__traceback__ if frames else None
-        while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
+        while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace, limit=-frames)).strip()
         for path in (sys.prefix, sys.base_prefix):  # do not reveal local paths

@@ -163,5 +163,5 @@ def test_python_is_refused_where_nothing_isolates_it(monkeypatch: pytest.MonkeyP
         raise SandboxError("programs cannot be isolated on this machine: not in force: network")
 
     monkeypatch.setattr(pool_module.SandboxPool, "__init__", refuse)
-    with pytest.raises(ValueError, match="tools: python: .*not in force: network. Leave it out, or start where"):
+    with pytest.raises(ValueError, match=r"tools: python: .*not in force: network\. Leave it out, or start where"):
         Toolbox.of("python", 1.0)

@@ -176,6 +176,7 @@ class TaskSettings(DatasetSettings):
         Group.LIMITS,
         on_resume=OnResume.MAY_CHANGE,
         within="[1, inf)",
+        rare=True,
     )
 
     def __post_init__(self) -> None:

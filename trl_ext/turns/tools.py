@@ -263,6 +263,12 @@ def _made(name: str, seconds: float, keeps_state: bool) -> Tool:
     return OwnFunction(name, seconds)
 
 
+def functions_of(names: str) -> list[Callable[..., Any]]:
+    """The functions of tools, none of which is started."""
+    own = {"python": python, "calculator": calculator}
+    return [own.get(name) or import_function(name, "tool") for name in map(str.strip, names.split(","))]
+
+
 def check_function(function: Callable[..., Any], path: str) -> None:
     """Refuse, by a `ValueError`, a function that cannot be described to a model, or must not be called by one."""
     try:

@@ -36,10 +36,18 @@ def says_six(completions: list[str], completion_ids: list[list[int]], **_: Any) 
     return [float(text.endswith("6")) for text in completions]
 
 
-def trainer_of(path: Path, reward: Any = says_six, **more: Any) -> Any:
+def policy(path: Path, **settings: Any) -> dict[str, Any]:
+    """Model, tokenizer and problems; the model is on the disk where a reference is loaded from there."""
     tokenizer = tool_tokenizer()
-    given = {"model": calling_model(tokenizer), "processing_class": tokenizer, "train_dataset": prompts()}
-    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, reward, **given, **TOOLS | more)
+    model = calling_model(tokenizer)
+    if settings.get("beta"):
+        model.save_pretrained(path / "policy")
+        model = type(model).from_pretrained(path / "policy")
+    return {"model": model, "processing_class": tokenizer, "train_dataset": prompts()}
+
+
+def trainer_of(path: Path, reward: Any = says_six, **more: Any) -> Any:
+    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, reward, **policy(path, **more), **TOOLS | more)
 
 
 class Seen(ExtGRPOTrainer):
@@ -54,9 +62,7 @@ class Seen(ExtGRPOTrainer):
 
 
 def rollouts_of(path: Path, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
-    tokenizer = tool_tokenizer()
-    given = {"model": calling_model(tokenizer), "processing_class": tokenizer, "train_dataset": prompts()}
-    trainer = make_trainer(Seen, ExtGRPOConfig, path, says_six, **given, **TOOLS | more)
+    trainer = make_trainer(Seen, ExtGRPOConfig, path, says_six, **policy(path, **more), **TOOLS | more)
     trainer.train()
     return trainer, trainer.rollouts
 

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _FILE = "program.py"
@@ -53,11 +53,8 @@ class _Unreadable(Exception):
 def _globals_after(program: bytes, names: list[str]) -> dict[str, Any]:
     space, dumps = _main_module(), json.dumps
     _show_lines(program.decode(errors="replace"))
-    try:
+    with _may_exit():
         exec(compile(program, _FILE, "exec", dont_inherit=True), space)
-    except SystemExit as end:  # `exit()` as the last line is not a failure
-        if end.code:
-            raise
     values = {}
     for name in names:
         if name in space:
@@ -85,17 +82,24 @@ def _printed_by_last(blocks: list[str]) -> dict[str, Any]:
     _show_lines(blocks[-1])
     tree = ast.parse(blocks[-1], _FILE)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    try:
+    with _may_exit():
         exec(compile(tree, _FILE, "exec", dont_inherit=True), space)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), _FILE, "eval", dont_inherit=True), space)
             if value is not None:
                 print(repr(value))
+    sys.stdout.flush()
+    return {}
+
+
+@contextlib.contextmanager
+def _may_exit() -> Iterator[None]:
+    """`exit()` as the last line is not a failure."""
+    try:
+        yield
     except SystemExit as end:
         if end.code:
             raise
-    sys.stdout.flush()
-    return {}
 
 
 def _main_module() -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.grpo.rollout import add_numbers
+from trl_ext.grpo.tool_use import RolloutTools
 from trl_ext.step import advantages_of
+from trl_ext.turns.protocols import Fences
+from trl_ext.turns.responses import ToolUse
 from trl_ext.turns.settings import STOP
+from trl_ext.turns.tools import Toolbox
 
 TOOLS: dict[str, Any] = {
     "tools": "calculator",
@@ -276,6 +282,46 @@ def test_rows_and_masks_stay_together(tmp_path: Path, more: dict[str, Any]) -> N
             [ids[kept.bool()] for ids, kept in zip(rollout["completion_ids"], rollout["completion_mask"], strict=True)]
         )
         assert texts == ["".join(turn["text"] for turn in row["turns"]) for row in rollout["rows"]]
+
+
+class Engine:
+    """What `RolloutTools` needs of a trainer that samples by an engine, which says `so6` at every turn."""
+
+    def __init__(self, tokenizer: Any, first: list[list[float]]) -> None:
+        self.generated_logps: Any = first
+        self.eos_token_ids, self.most_tokens = [1], 40
+        self.said = tokenizer.convert_tokens_to_ids(["so", "6", "<eos>"])
+        self.rooms = list[int]()
+
+    @contextlib.contextmanager
+    def _sampling(self, temperature: None, most_tokens: int) -> Iterator[None]:
+        self.rooms.append(most_tokens)
+        yield
+
+    def largest_of_ranks(self, number: int) -> int:
+        return number
+
+    def _generate_single_turn(self, prompts: list[list[int]], *_: object) -> Any:
+        self.generated_logps = [[-0.5, -0.25, None] for _ in prompts]  # vLLM's NaN is None
+        return [list(self.said) for _ in prompts], self.generated_logps
+
+
+def test_an_engines_log_probabilities_stay_with_their_tokens() -> None:
+    tokenizer = tool_tokenizer()
+    box = Toolbox.of("calculator", 1.0)
+    use = ToolUse(tokenizer, box, Fences(tokenizer, box.functions), 4, 20)
+    first = [tokenizer.convert_tokens_to_ids(words) for words in ([CALL, "2*3", WAIT], ["guess", "7", "<eos>"])]
+    engine = Engine(tokenizer, [[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])
+    tools = RolloutTools(use, engine)
+    own, texts, ids, sampled, calls, failed, images = tools.loop([[5], [5]], first, engine.generated_logps)
+    answer = len(ids[0]) - 6
+    assert own == [[1] * 3 + [0] * answer + [1] * 3, [1] * 3]
+    assert sampled == [[-1.0, -2.0, -3.0, *[0.0] * answer, -0.5, -0.25, None], [-4.0, -5.0, -6.0]]
+    assert tokenizer.decode(ids[0]) == f"{CALL}2*3{WAIT}\n6\n```\nso6<eos>"
+    assert texts == [f"{CALL}2*3{WAIT}so6", "guess7"]
+    assert (calls, failed, images, engine.rooms) == (1, 0, [[], []], [40 - 3 - answer])
+    assert engine.generated_logps == [[-1.0, -2.0, -3.0, -0.5, -0.25, None], [-4.0, -5.0, -6.0]]
+    assert tools.loop([[5]], first[1:], None)[3] is None  # HF generate's are not TRL's business
 
 
 def test_a_penalty_of_length_counts_the_models_tokens(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ class ToolSettings:
     tools: str | None = setting(
         None,
         (
-            "Tools that the model may call, such as python,calculator. A file.py:function is one, too; only the model's "
-            "own tokens are trained on."
+            "Tools that the model may call, such as python,calculator. A file.py:function is one, too; only the "
+            "model's own tokens are trained on."
         ),
         Group.SAMPLING,
     )

@@ -321,6 +321,7 @@ def test_an_engines_log_probabilities_stay_with_their_tokens() -> None:
     assert texts == [f"{CALL}2*3{WAIT}so6", "guess7"]
     assert (calls, failed, images, engine.rooms) == (1, 0, [[], []], [40 - 3 - answer])
     assert engine.generated_logps == [[-1.0, -2.0, -3.0, -0.5, -0.25, None], [-4.0, -5.0, -6.0]]
+    engine.generated_logps = None
     assert tools.loop([[5]], first[1:], None)[3] is None  # HF generate's are not TRL's business
 
 

@@ -112,7 +112,7 @@ def test_an_evaluation_calls_tools_and_compares(
     rows.write_text("".join(json.dumps({"problem": f"{n}+1", "answer": "6"}) + "\n" for n in range(9)))
     settings = Evaluation(
         model_name_or_path=str(caller), dataset=str(rows), prompt=str(template), answer_format="r1_zero", samples=4,
-        max_tokens=40, tools="calculator", max_turns=3, output_dir=str(tmp_path / "out"), show=36, grader=f"{__file__}:says_six",
+        max_tokens=40, tools="calculator", max_turns=3, output_dir=str(tmp_path / "out"), show=36, grader=f"{ROOT / OWN}:says",
     )  # fmt: skip
     report = run_evaluation(settings)
     assert settings.tool_protocol == "fences"
@@ -133,12 +133,6 @@ def test_an_evaluation_calls_tools_and_compares(
     assert "[calculator: ok|\n6\n```\n]" in printed  # what --show has of a response
     again = run_evaluation(settings)
     assert [row["response"] for row in again.rows] == [row["response"] for row in report.rows]
-
-
-def says_six(response: str, ground_truth: str) -> dict[str, float]:
-    """A grader of the course's kind."""
-    right = float(response.endswith(ground_truth))
-    return {"format_reward": 1.0, "answer_reward": right, "reward": right}
 
 
 @pytest.mark.parametrize(

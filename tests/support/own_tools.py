@@ -84,3 +84,9 @@ def calculator(expression: str) -> str:
         expression: something.
     """
     return expression
+
+
+def says(response: str, ground_truth: str) -> dict[str, float]:
+    """A grader of the course's kind, next to the tools so that a worker loads it in no time."""
+    right = float(response.endswith(ground_truth))
+    return {"format_reward": 1.0, "answer_reward": right, "reward": right}

@@ -125,7 +125,7 @@ class HFSampler:
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
         ids = prompt_ids(self.tokenizer, prompts)
         rows, logps = self._turn(ids, self.sampling.max_tokens)
-        own, told = rows, [None] * len(rows)
+        own, told = rows, list[Any]([None] * len(rows))
         if self.turns is not None:
             responses = self.turns.continued(ids, rows, logps, self._turn, self.sampling.max_tokens)
             rows, own = [response.ids for response in responses], [response.own_ids for response in responses]

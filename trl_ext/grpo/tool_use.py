@@ -101,7 +101,8 @@ class RolloutTools:
 
 
 def _by_token(response: Response) -> Iterator[tuple[float | None, int]]:
-    return zip(response.logps or [None] * len(response.ids), response.own, strict=True)
+    logps: Sequence[float | None] = response.logps or [None] * len(response.ids)
+    return zip(logps, response.own, strict=True)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

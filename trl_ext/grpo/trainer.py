@@ -276,8 +276,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             return ids, None
 
     def _tool_call_loop(
-        self, prompts: Any, prompt_ids: Any, completion_ids: Any, completions: Any, logprobs: Any, images: Any,
-        multimodal_fields: Any,
+        self, prompts: object, prompt_ids: list[list[int]], completion_ids: list[list[int]], completions: object,
+        logprobs: list[list[float | None]] | None, images: object, multimodal_fields: object,
     ) -> tuple[Any, ...]:  # fmt: skip
         if self.rollout_tools is not None:
             return self.rollout_tools.loop(prompt_ids, completion_ids, logprobs)

@@ -32,8 +32,6 @@ Function = Callable[..., Any]
 class ToolProtocol(Protocol):
     """How calls and answers are written."""
 
-    stop: tuple[str, ...]  # strings at which a turn ends that calls
-
     def calls(self, before: Sequence[int], ids: Sequence[int]) -> list[Call]:
         """What a turn of the model calls at its end; empty if it calls nothing.
 
@@ -60,7 +58,8 @@ def _reading(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer that reads calls; the run's own is saved with the model and stays as it is."""
     if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
         return tokenizer
-    return add_response_schema(copy.deepcopy(tokenizer))
+    reading: PreTrainedTokenizerBase = add_response_schema(copy.deepcopy(tokenizer))
+    return reading
 
 
 def shortened(tokenizer: PreTrainedTokenizerBase, text: str, tokens: int) -> str:
@@ -91,7 +90,7 @@ class Fences:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, functions: Sequence[Function]) -> None:
-        self.tokenizer, self.stop = tokenizer, (STOP,)
+        self.tokenizer = tokenizer
         self.arguments = {function.__name__: arguments_of(function) for function in functions}
 
     def calls(self, before: Sequence[int], ids: Sequence[int]) -> list[Call]:
@@ -142,7 +141,7 @@ class Template:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.reading = tokenizer, _reading(tokenizer)
-        self.functions, self.options, self.stop = list(functions), dict(options or {}), ()
+        self.functions, self.options = list(functions), dict(options or {})
         end = ChatTemplate(tokenizer, "the policy", self.options).end_of_turn()
         self.end = tokenizer.eos_token_id if end is None else tokenizer.convert_tokens_to_ids(end)
 

@@ -78,7 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[st
     return rollouts_of(tmp_path_factory.mktemp("tools"))
 
 
-def test_rollouts_call_and_read_and_go_on(trained: tuple[Any, list[dict[str, Any]]]) -> None:
+def test_rollouts_call_and_read_the_answers(trained: tuple[Any, list[dict[str, Any]]]) -> None:
     trainer, rollouts = trained
     tokenizer = trainer.processing_class
     assert STOP in trainer.args.stop

@@ -48,8 +48,8 @@ class Chat:
         tools: ShownTools | None = None,
     ) -> Chat:
         """The chat of a model; a `ValueError` if it has no chat template, or one that cannot be used."""
-        shown = {} if tools is None else {"tools": tools.functions, "instructions": tools.instructions}
-        template = ChatTemplate(tokenizer, source.name, parse_options("chat_template_kwargs", options) or {}, **shown)
+        variables, shown = parse_options("chat_template_kwargs", options) or {}, tools or ShownTools()
+        template = ChatTemplate(tokenizer, source.name, variables, shown.functions, shown.instructions)
         end = template.end_of_turn()
         known = eos_ids_of(generation_config_of(source), tokenizer.eos_token_id)
         is_known = end is None or tokenizer.convert_tokens_to_ids(end) in known

@@ -119,7 +119,9 @@ class Fences:
 
     def instructions(self, functions: Sequence[Function]) -> str:
         """What a prompt has to say of the tools."""
-        lines = ["You can use tools. Write a block as below, up to ```output; the output follows, and you go on."]
+        lines = [
+            "You can use tools. Write a block as below, up to ```output; the output follows, then your turn again."
+        ]
         for function in functions:
             described, names = get_json_schema(function)["function"], self.arguments[function.__name__]
             what = names[0] if len(names) == 1 else json.dumps(dict.fromkeys(names, "..."))
@@ -158,7 +160,8 @@ class Template:
             {"role": "tool", "name": call.name, "content": answer} for call, answer in zip(calls, answers, strict=True)
         ]
         asked = {"type": "function", "function": {"name": calls[0].name, "arguments": {}}}
-        said = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [asked]}]
+        said: list[dict[str, Any]] = [{"role": "user", "content": "dummy"}]
+        said.append({"role": "assistant", "content": "", "tool_calls": [asked]})
         before, whole = self._rendered(said), self._rendered([*said, *told], add_generation_prompt=True)
         if self.end in before:  # what a template writes after the end of a turn comes with the answer
             before = before[: len(before) - before[::-1].index(self.end)]

@@ -15,7 +15,7 @@ from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.tool_use import RolloutTools
+from trl_ext.grpo.tool_use import RolloutTools as RolloutTools
 from trl_ext.rewards.guard import guarded
 from trl_ext.training.progress import show_rewards_in_notebook
 from trl_ext.turns.responses import ToolUse

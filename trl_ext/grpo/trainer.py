@@ -40,7 +40,7 @@ from trl_ext.generation.hf import recorded
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.tokens import to_be_continued
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.construction import config_of, constructing
+from trl_ext.grpo.construction import RolloutTools, config_of, constructing
 from trl_ext.grpo.ineffective_settings import chosen_ineffective_settings
 from trl_ext.grpo.problem_sampler import ProblemSampler
 from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
@@ -57,7 +57,6 @@ from trl_ext.grpo.rollout import (
 )
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
-from trl_ext.grpo.tool_use import RolloutTools
 from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (

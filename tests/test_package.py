@@ -27,12 +27,12 @@ MODULES = {
 # A package imports from the rows above its own only, for types and within functions too.
 LAYERS = (
     "errors",
-    "registry redaction ranks setting endpoint",
+    "registry redaction ranks setting endpoint sandbox",
     "compat",
     "io",
     "plots",
     "hosts algorithms rewards generation step",
-    "functional mini",
+    "functional mini turns",
     "data evaluation",
     "runs",
     "hub browse",
@@ -45,7 +45,7 @@ LAYERS = (
 LAYER_OF = {package: number for number, row in enumerate(LAYERS) for package in row.split()}
 TOOLS = [package for package in LAYER_OF if package.startswith("tools/")]
 WITHOUT_TRL = set(
-    "errors io registry redaction ranks setting endpoint plots algorithms rewards functional mini data runs hub browse"
+    "errors io registry redaction ranks setting endpoint sandbox plots algorithms rewards functional mini data runs hub browse"
     " tools/discovery".split()
 )
 PURE = [

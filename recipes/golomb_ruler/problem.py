@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+from trl_ext.sandbox.limits import Limits
 from trl_ext.tools.discovery.problem import Problem, Verdict, global_of, with_run
-from trl_ext.tools.discovery.sandbox.limits import Limits
 
 LENGTH = 100  # the best have 14 marks on a length of 127, 13 on 106, 12 on 85
 _MAX_MARKS = 200

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.registry import import_function
+from trl_ext.sandbox.limits import ProgramResult
 from trl_ext.tools.discovery.problem import Problem, Verdict, global_of, with_run
-from trl_ext.tools.discovery.sandbox.limits import ProgramResult
 
 _FOLDER = Path(__file__).parent
 _MOVABLE = 98

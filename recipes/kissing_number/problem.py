@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.registry import import_function
+from trl_ext.sandbox import run_program
+from trl_ext.sandbox.limits import Limits, ProgramFailure
 from trl_ext.tools.discovery.problem import Polished, Problem, Verdict, global_of, with_run
-from trl_ext.tools.discovery.sandbox import run_program
-from trl_ext.tools.discovery.sandbox.limits import Limits, ProgramFailure
 
 DIMENSION = 11
 MAX_POINTS = 1000  # no set of 869 is valid in 11 dimensions (de Laat and Leijenhorst 2022): larger sets are refused

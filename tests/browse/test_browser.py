@@ -139,6 +139,24 @@ def test_tokens_have_the_color_of_their_value(tab: Page, tmp_path: Path) -> None
     assert tab.value(back) not in ("rgba(0, 0, 0, 0)", "transparent")  # the policy lets the script set it
 
 
+def test_what_a_tool_has_said_stands_apart_between_the_tokens(tab: Page, tmp_path: Path) -> None:
+    told = {"role": "tool", "text": "[6]", "tokens": 3, "tool": ["calculator"], "outcome": ["failed"]}
+    turns = [
+        {"role": "assistant", "text": "un", "tokens": 1},
+        told,
+        {"role": "assistant", "text": "certain", "tokens": 1},
+    ]
+    rows = [{**row, "turns": turns} for row in problem_rows()]
+    page = page_of(tmp_path / "a.html", rows)
+    for state in ("row=4&color=advantage", "row=4", "row=0"):  # the last has no values of tokens
+        tab.open(page, state)
+        assert cards(tab) == ["un[6]certain"]
+        found = "[...document.querySelectorAll('.told')].map((t) => [t.textContent, t.className, t.title])"
+        assert tab.value(found) == [["[6]", "told failed", "calculator: failed"]]
+    tab.open(page, "row=4&color=advantage")
+    assert tab.value("document.querySelectorAll('.tok').length") == 2
+
+
 def test_the_keyboard_reaches_everything(tab: Page, tmp_path: Path) -> None:
     tab.open(page_of(tmp_path / "a.html", problem_rows()), "row=4")
     focused = "document.activeElement.id || document.activeElement.className"

@@ -171,3 +171,15 @@ def test_a_question_may_be_a_conversation(tmp_path: Path) -> None:
     for name, rows in (("rollouts.jsonl", [row, {**row, "response": "3"}]), ("kept.jsonl", [row])):
         write_jsonl(tmp_path / name, rows)
     assert [row["kept"] for row in read_rows(Source(tmp_path / "rollouts.jsonl", "x"))] == [True, False]
+
+
+def test_turns_of_tools_are_kept_and_checked() -> None:
+    told = {"role": "tool", "text": "6", "tokens": 2, "tool": ["calculator"], "outcome": ["ok"]}
+    said = [{"role": "assistant", "text": "2*3", "tokens": 3}, told, {"role": "assistant", "text": "so 6", "tokens": 2}]
+    source = Source(Path("a.jsonl"), "a")
+    plain = plain_row({"response": "2*3so 6", "turns": said, "calls": 1}, source)
+    assert (plain["turns"], plain["more"]) == (said, {"calls": 1})
+    assert plain_row({"response": "6", "turns": said[:1]}, source)["turns"] is None
+    assert plain_row({"response": "6"}, source)["turns"] is None
+    with pytest.raises(ValueError, match="a turn has role, text and tokens, a tool's tool and outcome"):
+        plain_row({"response": "6", "turns": [{"role": "assistant"}, told]}, source)

@@ -38,6 +38,7 @@ OVERRIDDEN = {
     "_generate": "prompts",
     "_tokenize_prompts": "prompts",
     "_generate_single_turn": "prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False",
+    "_tool_call_loop": "prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     "_compute_loss": "model, inputs",
 }
@@ -207,10 +208,10 @@ def test_trainer_overrides_exactly_the_methods_pinned_here() -> None:
 
 @pytest.mark.moderate
 def test_overrides_stand_in_the_order_a_step_calls_them(tmp_path: Path) -> None:
-    """A real step with a stop string, so that every override is called, from a checkpoint at its end."""
+    """A real step with a stop string and tools, so that every override is called, from a checkpoint at its end."""
     trainer: Any = make_trainer(
         ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, preset="grpo_clip", stop=["1"], max_steps=1,
-        save_strategy="steps", save_steps=1,
+        save_strategy="steps", save_steps=1, tools="calculator",
     )  # fmt: skip
     called: list[str] = []
     for name in dict.fromkeys((*OVERRIDDEN, *OVERRIDDEN_IN_BOTH)):
@@ -310,6 +311,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "grpo/trainer.py",
         "imitation/sft.py",
         "training/trainer.py",
+        "turns/protocols.py",
     }
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from trl_ext.tools.discovery.sandbox import filesystem, isolation, supervisor
+from trl_ext.sandbox import filesystem, isolation, supervisor
 
 mount, show = filesystem.mount, filesystem._show
 

@@ -81,6 +81,36 @@ def chain_model(tokenizer: PreTrainedTokenizerFast, *chains: Sequence[str]) -> Q
     return model
 
 
+CALL, WAIT = "```calculator\n", "\n```\n```output"
+TOOL_PIECES = [
+    "<pad>",
+    "<eos>",
+    "<unk>",
+    *"abcdefghijklmnopqrstuvwxyz0123456789*+=\n` ",
+    "```",
+    CALL,
+    WAIT,
+    "so",
+    "guess",
+    "2*3",
+    "3+3",
+]
+
+
+def tool_tokenizer() -> PreTrainedTokenizerFast:
+    """Characters, and what a call of the calculator is made of."""
+    core = Tokenizer(models.Unigram([(piece, -float(len(piece) == 1)) for piece in TOOL_PIECES], unk_id=2))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def calling_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """After `=` it guesses or calls; after an answer it states a number, or calls again."""
+    calls = [("=", CALL, *said, WAIT) for said in (["2*3"], ["3+3"], ["*"])]
+    numbers = [[before, number, "<eos>"] for before in ("guess", "so") for number in "67"]
+    return chain_model(tokenizer, *calls, ("=", "guess"), ("\n", "so"), ("\n", CALL), *numbers)
+
+
 def save_tiny(path: Path, seed: int = 0) -> Path:
     tiny_model(seed).save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)

@@ -17,7 +17,7 @@ ROLLOUTS, KEPT = "expert_iteration/step_*/rollouts.jsonl", "kept.jsonl"
 _SETTINGS: tuple[tuple[str, Callable[[Path], Any]], ...] = ((RESOLVED, read_json), ("settings.yaml", read_yaml))
 _USED = set(
     "step prompt response ground_truth answer reward rewards format_reward answer_reward correct outcome reason "
-    "extracted tokens finish_reason entropy_estimate token_entropy advantage per_token logp problem kept".split()
+    "extracted tokens finish_reason entropy_estimate token_entropy advantage per_token logp problem kept turns".split()
 )
 
 Row = dict[str, Any]
@@ -144,10 +144,39 @@ def plain_row(row: Mapping[str, Any], source: Source) -> Row:
         "cut": cut,
         "entropy": row["token_entropy"] if row.get("token_entropy") is not None else row.get("entropy_estimate"),
         **{name: row.get(name) for name in ("reason", "extracted", "tokens", "advantage", "per_token", "kept")},
+        "turns": turns_of(row),
         "more": {name: value for name, value in row.items() if name not in _USED | set(rewards)},
     }
     plain: Row = finite(fields)
     return plain
+
+
+def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The turns of a response that called tools; None of one that did not.
+
+    Raises:
+        ValueError: a turn lacks what one has.
+    """
+    turns = row.get("turns")
+    if not isinstance(turns, list) or len(turns) < 2:
+        return None
+    try:
+        return [
+            {"role": "assistant", "text": str(turn["text"]), "tokens": int(turn["tokens"])}
+            if turn["role"] != "tool"
+            else {
+                "role": "tool",
+                "text": str(turn["text"]),
+                "tokens": int(turn["tokens"]),
+                "tool": [str(name) for name in turn["tool"]],
+                "outcome": [str(outcome) for outcome in turn["outcome"]],
+            }
+            for turn in turns
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"'turns' is {str(turns)[:80]}: a turn has role, text and tokens, a tool's tool and outcome"
+        ) from error
 
 
 def verdict_of(row: Mapping[str, Any], rewards: Mapping[str, Any]) -> str:

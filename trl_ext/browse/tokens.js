@@ -47,12 +47,30 @@ function describe(token, place, count) {
   return facts.join("  ·  ");
 }
 
+// The response's own tokens, or its whole text, with what tools have said between them, which nobody is trained on.
+function withTools(row, parts) {
+  if (!row.turns) return parts;
+  const own = row.turns.filter((turn) => turn.role !== "tool");
+  const fits = own.reduce((sum, turn) => sum + turn.tokens, 0) === parts.length;
+  const shown = [];
+  for (const turn of row.turns) {
+    if (turn.role !== "tool") shown.push(...(fits ? parts.splice(0, turn.tokens) : [turn.text]));
+    else {
+      const told = make("span", "told", turn.text);
+      told.title = turn.tool.map((name, i) => `${name}: ${turn.outcome[i]}`).join(", ");
+      if (turn.outcome.some((outcome) => outcome !== "ok")) told.classList.add("failed");
+      shown.push(told);
+    }
+  }
+  return shown;
+}
+
 function responseElement(row, color, scale) {
   const box = make("div", "text response");
   box.tabIndex = 0;
   box.setAttribute("role", "group");
   box.setAttribute("aria-label", "Response; left and right arrows move from token to token");
-  if (color === "none" && !row.per_token) { box.textContent = row.response; return box; }
+  if (color === "none" && !row.per_token) { box.append(...withTools(row, [row.response])); return box; }
   const tokens = tokensOf(row);
   const spans = tokens.map((token) => {
     const span = make("span", "tok", token.text);
@@ -63,7 +81,7 @@ function responseElement(row, color, scale) {
     }
     return span;
   });
-  box.append(...spans);
+  box.append(...withTools(row, [...spans]));
   let at = -1;
   const go = (to, byKey) => {
     if (to < 0 || to >= spans.length) return;

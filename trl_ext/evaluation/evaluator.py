@@ -116,9 +116,36 @@ def grade_rows(
             "logp": completion.logp,
             "entropy_estimate": completion.entropy_estimate,
             "outcome": "correct" if grade.correct else "format_only" if grade.well_formed else "neither",
+            **({} if completion.turns is None else {"turns": completion.turns, "calls": calls_in(completion.turns)}),
         }
         for problem, completion, grade in zip(problems, completions, grades, strict=True)
     ]
+
+
+def calls_in(turns: Sequence[Mapping[str, Any]]) -> int:
+    """The number of calls that tools have answered."""
+    return sum(len(turn.get("tool", ())) for turn in turns)
+
+
+def tool_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What responses that may call tools did with them; empty where they may not."""
+    told = [row for row in rows if row.get("turns") is not None]
+    if not told:
+        return {}
+    kinds = [kind for row in told for turn in row["turns"] for kind in turn.get("outcome", ())]
+    figures: dict[str, float] = {
+        "calls_per_response": len(kinds) / len(told),
+        "calls_failed": sum(kind == "failed" for kind in kinds) / max(len(kinds), 1),
+        "calls_timed_out": sum(kind == "timeout" for kind in kinds) / max(len(kinds), 1),
+        "responses_with_call": sum(row["calls"] > 0 for row in told) / len(told),
+    }
+    for name, chosen in {
+        "with": [row for row in told if row["calls"]],
+        "without": [row for row in told if not row["calls"]],
+    }.items():
+        if chosen:
+            figures[f"accuracy_{name}_call"] = sum(map(is_correct, chosen)) / len(chosen)
+    return figures
 
 
 def _problem(row: Mapping[str, Any]) -> str:

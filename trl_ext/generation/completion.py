@@ -25,6 +25,7 @@ class Completion:
     finished: bool  # ended by itself, not cut by the length limit
     logp: float | None = None  # sum over its tokens, under the model that sampled it
     entropy_estimate: float | None = None  # mean of -log p of its tokens, where p is what they were drawn from
+    turns: list[dict[str, Any]] | None = None  # where tools may be called: the model's and theirs, as a log has them
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -61,11 +61,15 @@ class ChatTemplate:
     Attributes:
         model: its name, for messages.
         options: further variables of the template, such as `enable_thinking`.
+        tools: functions that the template describes to the model.
+        instructions: what the last message of the user says in addition.
     """
 
     tokenizer: PreTrainedTokenizerBase
     model: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Callable[..., Any]] = ()
+    instructions: str = ""
 
     def text(self, messages: Conversation) -> str:
         """What the model reads before it answers, special tokens included.
@@ -73,7 +77,10 @@ class ChatTemplate:
         Raises:
             ValueError: the model has no chat template, or its template refuses the messages or leaves some of them out.
         """
-        text = self._rendered(messages, add_generation_prompt=True)
+        if self.instructions:
+            last = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{self.instructions}"}
+            messages = [*messages[:-1], last]
+        text = self._rendered(messages, add_generation_prompt=True, tools=list(self.tools) or None)
         for message in messages:
             said = message["content"].strip()
             if message["role"] in _ASKING and said not in text:  # of an assistant many leave out the reasoning
@@ -92,7 +99,7 @@ class ChatTemplate:
         first = next((token for token in ids if token in self.tokenizer.added_tokens_decoder), None)
         return None if first is None else str(self.tokenizer.convert_ids_to_tokens(first))
 
-    def _rendered(self, messages: Conversation, **how: bool) -> str:
+    def _rendered(self, messages: Conversation, **how: Any) -> str:
         if not self.tokenizer.chat_template:
             raise ValueError(
                 f"model {self.model!r} has no chat template (chat_template.jinja, or chat_template in "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from trl_ext.generation.decoding import NOT_FINITE
 from trl_ext.generation.hf import eos_ids_of, hf_generate, is_finished
 from trl_ext.generation.interruption import sampling as interruptible
 from trl_ext.generation.model_source import locate
-from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS
+from trl_ext.generation.policy import VLLM_SEES_SPECIAL_TOKENS, overridden
 from trl_ext.generation.progress import advance
 from trl_ext.generation.sampling import sampling_config, shown
 from trl_ext.generation.token_logprobs import TokenLogProbs
@@ -53,10 +53,25 @@ class Sampler(Protocol):
         """Of the weights that sample, such as `bfloat16`."""
 
 
+class SeveralTurns(Protocol):
+    """What makes responses of first turns, by calls of tools; `ToolUse` of `trl_ext.turns` does."""
+
+    def continued(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first: Sequence[Sequence[int]],
+        logps: Sequence[Sequence[float | None]] | None,
+        generate: Callable[[list[list[int]], int], Any],
+        limit: int,
+    ) -> Sequence[Any]:
+        """Responses, with `ids`, `own_ids`, `own_logps` and `told`."""
+
+
 class HFSampler:
     """HF generate, `batch_size` prompts at a time.
 
     Args:
+        turns: a tokenizer to what continues first turns, where tools may be called.
         loaded: the model, where it is not to be loaded here.
     """
 
@@ -66,6 +81,7 @@ class HFSampler:
         sampling: Sampling,
         batch_size: int,
         dtype: str | None = None,
+        turns: Callable[[PreTrainedTokenizerBase], SeveralTurns] | None = None,
         loaded: PreTrainedModel | None = None,
     ) -> None:
         from trl_ext.generation.adapter_models import load_model, load_tokenizer
@@ -76,6 +92,7 @@ class HFSampler:
         self.sampling, self.batch_size = sampling, batch_size
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.turns = None if turns is None else turns(self.tokenizer)
         of_model = self.model.generation_config
         self.config = sampling_config(
             of_model,
@@ -109,21 +126,33 @@ class HFSampler:
         return completions
 
     def _batch(self, prompts: Sequence[str]) -> list[Completion]:
-        logps = TokenLogProbs(len(prompts))
-        stop = list(self.sampling.stop)
         ids = prompt_ids(self.tokenizer, prompts)
-        try:
-            rows = hf_generate(self.model, self.tokenizer, ids, self.config, stop, logps)
-        except RuntimeError as error:  # of torch.multinomial, in the loop of transformers
-            if "probability tensor" not in str(error):
-                raise
-            raise FloatingPointError(NOT_FINITE.format("some", len(ids))) from error
-        finished = is_finished(rows, self.tokenizer, eos_ids_of(self.config), stop, self.sampling.min_tokens).tolist()
-        texts = completion_texts(self.tokenizer, rows, eos_ids_of(self.config))
+        rows, logps = self._turn(ids, self.sampling.max_tokens)
+        own, told = rows, list[Any]([None] * len(rows))
+        if self.turns is not None:
+            responses = self.turns.continued(ids, rows, logps, self._turn, self.sampling.max_tokens)
+            rows, own = [response.ids for response in responses], [response.own_ids for response in responses]
+            logps = [response.own_logps for response in responses]
+            told = [response.told(self.tokenizer.decode) for response in responses]
+        stop, ends = list(self.sampling.stop), eos_ids_of(self.config)
+        finished = is_finished(rows, self.tokenizer, ends, stop, self.sampling.min_tokens).tolist()
+        texts = completion_texts(self.tokenizer, own, ends)
         return [
-            _completion(text, len(ids), ended, sum(row[: len(ids)]), self.sampling)
-            for text, ids, ended, row in zip(texts, rows, finished, logps.rows(), strict=True)
+            dataclasses.replace(_completion(text, len(ids), ended, sum(row), self.sampling), turns=turns)
+            for text, ids, ended, row, turns in zip(texts, own, finished, logps, told, strict=True)
         ]
+
+    def _turn(self, ids: list[list[int]], most_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+        """Prompts to completions of so many tokens, and their log-probabilities."""
+        logps = TokenLogProbs(len(ids))
+        with overridden(self.config, {"max_new_tokens": most_tokens}):
+            try:
+                rows = hf_generate(self.model, self.tokenizer, ids, self.config, list(self.sampling.stop), logps)
+            except RuntimeError as error:  # of torch.multinomial, in the loop of transformers
+                if "probability tensor" not in str(error):
+                    raise
+                raise FloatingPointError(NOT_FINITE.format("some", len(ids))) from error
+        return rows, [list(row[: len(said)]) for row, said in zip(logps.rows(), rows, strict=True)]
 
 
 class VLLMSampler:

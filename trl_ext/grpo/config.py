@@ -40,6 +40,7 @@ from trl_ext.training.trl_settings import (
     take_over_advantage,
     take_over_policy_loss,
 )
+from trl_ext.turns.settings import ToolSettings, check_tools
 
 AXES = {
     "advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL_ESTIMATORS,
@@ -55,9 +56,14 @@ def _help(axis: str, purpose: str) -> str:
     return f"{purpose} One of: {', '.join(sorted(AXES[axis]))}, or file.py:function."
 
 
+@dataclass
+class RolloutSettings(ToolSettings, DistillationSettings):
+    """What is sampled with, and learned from, next to the reward."""
+
+
 @brief_in_notebooks
 @dataclass
-class ExtGRPOConfig(DistillationSettings, GRPOConfig):
+class ExtGRPOConfig(RolloutSettings, GRPOConfig):
     """TRL's `GRPOConfig` plus the axes and the course handout's vocabulary.
 
     With neither a preset nor an axis, TRL's own `loss_type`, `scale_rewards`, ... decide, and training is TRL's.
@@ -283,6 +289,7 @@ class ExtGRPOConfig(DistillationSettings, GRPOConfig):
         check_sampling(self)
         self._resolve_axes()
         super().__post_init__()
+        check_tools(self)
         spans = self.steps_per_generation % self.gradient_accumulation_steps
         if spans and self.uses_axes and "step" in self.inputs_of_loss:
             raise ValueError(

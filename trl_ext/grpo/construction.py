@@ -15,8 +15,11 @@ from trl_ext.generation.adapters import check_adapter, refuse_untrainable
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.grpo.tool_use import RolloutTools as RolloutTools
 from trl_ext.rewards.guard import guarded
 from trl_ext.training.progress import show_rewards_in_notebook
+from trl_ext.turns.responses import ToolUse
+from trl_ext.turns.settings import resolve_protocol
 
 
 def config_of(args: Iterable[object], kwargs: Mapping[str, object]) -> ExtGRPOConfig:
@@ -28,6 +31,8 @@ def config_of(args: Iterable[object], kwargs: Mapping[str, object]) -> ExtGRPOCo
     config = kwargs.get("args") or next((a for a in args if isinstance(a, ExtGRPOConfig)), None)
     if not isinstance(config, ExtGRPOConfig):
         raise TypeError("ExtGRPOTrainer needs args=ExtGRPOConfig(...)")
+    if config.tools:
+        resolve_protocol(config, by_template=False)  # a recipe has done so with the model's template
     return config
 
 
@@ -61,3 +66,7 @@ def constructing(
         function if isinstance(function, torch.nn.Module) else guarded(function, config.reward_timeout)
         for function in trainer.reward_funcs
     ]
+    if config.tools:
+        use = ToolUse.of(config, trainer._tokenizer)
+        trainer.rollout_tools = RolloutTools(use, trainer)
+        trainer.tools = use.box.functions  # TRL then takes its path of tools, and its loop is ours

@@ -21,7 +21,7 @@ from trl_ext.generation.floats import widest_float
 from trl_ext.generation.tokens import completion_texts, special_ids_with_text
 from trl_ext.grpo.rewards import correct_by_row
 from trl_ext.rewards.hooks import completion_text
-from trl_ext.step import Rows, TRLBatch, numbers_of_sequences
+from trl_ext.step import Rows, TRLBatch, loss_mask, numbers_of_sequences
 from trl_ext.training.checkpoint_state import to_plain
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def add_numbers(batch: TRLBatch, offset: int, group_size: int | None, sequences:
     group = (offset + batch["row"]) // group_size
     batch["group"] = numbers_of_sequences(batch["prompt_ids"], batch["prompt_mask"], group)
     if sequences:
-        completions = batch["completion_ids"], batch["completion_mask"]
-        batch["sequence"] = numbers_of_sequences(*completions, batch["group"])
+        trained = batch["completion_mask"] + loss_mask(batch)  # whose tokens are whose is a part of them, too
+        batch["sequence"] = numbers_of_sequences(batch["completion_ids"], trained, batch["group"])
 
 
 def note(log: Sequence[dict[str, Any]], name: str, values: Tensor) -> None:

@@ -139,6 +139,11 @@ class StepLoss:
         """Whether a divergence from a teacher is learned, which needs more than log-probabilities of tokens."""
         return self.distillation is not None and self.distillation.of_distribution
 
+    @property
+    def asks_server(self) -> bool:
+        """Whether a teacher is behind a server, which can be lost."""
+        return self.teachers is not None and self.teachers.are_served
+
     def taught(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with what teachers say of them, if there are any; a collective operation."""
         return list(batches) if self.teachers is None else self.teachers.ask(batches)

@@ -8,6 +8,7 @@
               _generate        ours, TRL's            completions as texts, with special tokens that are text
                 _tokenize_prompts  ours, TRL's        prompts without a second BOS
                 _generate_single_turn  ours, TRL's    HF generate with stop strings
+                _tool_call_loop  ours or TRL's    turns of the policy and of its tools
               _calculate_rewards  ours, TRL's         rewards checked on all ranks: the Rollout, rows for the log
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
 
@@ -39,7 +40,7 @@ from trl_ext.generation.hf import recorded
 from trl_ext.generation.progress import reporting
 from trl_ext.generation.tokens import to_be_continued
 from trl_ext.grpo.config import ExtGRPOConfig
-from trl_ext.grpo.construction import config_of, constructing
+from trl_ext.grpo.construction import RolloutTools, config_of, constructing
 from trl_ext.grpo.ineffective_settings import chosen_ineffective_settings
 from trl_ext.grpo.problem_sampler import ProblemSampler
 from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
@@ -62,7 +63,7 @@ from trl_ext.step import (
     MicroBatch,
     StepPlanner,
     TRLBatch,
-    as_wide_as,
+    advantages_of,
     loss_mask,
     not_the_last,
     resumed_rollout,
@@ -93,6 +94,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     _last_world_entropy: float
     entropy_coef: float
     eos_token_ids: list[int]
+    rollout_tools: RolloutTools | None = None  # the policy's, of the setting `tools`
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = config_of(args, kwargs)
@@ -156,8 +158,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def _next_micro_batches(self, planner: StepPlanner, inputs: Inputs) -> list[MicroBatch]:
         assert self._loss is not None
         before = self._buffered_inputs
-        asks_server = self._loss.teachers is not None and self._loss.teachers.are_served
-        with self.saving_last_step() if asks_server else contextlib.nullcontext():
+        with self.saving_last_step() if self._loss.asks_server else contextlib.nullcontext():
             self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
             if self._buffered_inputs is not before or not planner.plans:
                 planner.plan(self._buffered_inputs)
@@ -199,7 +200,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         group_size = self.num_generations if self.model.training else None
         add_numbers(batch, rollout.offset, group_size, sequences=self._planner is not None)
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
-            batch["advantages"] = as_wide_as(batch["completion_ids"], rollout.own(self._advantages(rollout)))
+            batch["advantages"] = advantages_of(batch, rollout.own(self._advantages(rollout)))
         elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:
             log.warning(
                 "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
@@ -244,6 +245,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         prompt_ids, completion_ids, tool_mask, completions, *others = super()._generate(prompts)
+        if self.rollout_tools is not None:
+            return prompt_ids, completion_ids, tool_mask, completions, *others
         is_stock = not (self.args.uses_axes or self.args.stop)
         completions = with_special_tokens(
             completions, completion_ids, self._tokenizer, self.eos_token_ids, tags_only=is_stock
@@ -272,6 +275,15 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
             self._keep_logps(ids, recorder)
             return ids, None
 
+    def _tool_call_loop(
+        self, prompts: object, prompt_ids: list[list[int]], completion_ids: list[list[int]], completions: object,
+        logprobs: list[list[float | None]] | None, images: object, multimodal_fields: object,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        if self.rollout_tools is not None:
+            return self.rollout_tools.loop(prompt_ids, completion_ids, logprobs)
+        loop: Callable[..., tuple[Any, ...]] = super()._tool_call_loop
+        return loop(prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields)
+
     def _calculate_rewards(
         self,
         inputs: list[dict[str, Any]],
@@ -281,6 +293,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     ) -> Tensor:
         device, metrics = self.accelerator.device, self._mode_metrics
         finished = self._is_finished(completion_ids_list).to(device)
+        completion_ids_list = self.own_tokens(completion_ids_list)
         lengths = torch.tensor([len(ids) for ids in completion_ids_list], dtype=torch.float32, device=device)
         score = functools.partial(super()._calculate_rewards, inputs, prompts, completions, completion_ids_list)
         unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=device)
@@ -298,6 +311,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         truncation, sampled = sample_metrics(rollout, rows, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
             metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
+        if self.rollout_tools is not None:
+            self.rollout_tools.complete(rows)
+            sampled |= self.rollout_tools.metrics(rollout, self.accelerator.gather)
         for name, value in sampled.items():
             metrics[name].append(value)
         return rewards
@@ -426,4 +442,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     def completion_ids(self, prompts: list[str]) -> list[list[int]]:
         """One completion per prompt, generated as in a rollout."""
         prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        return self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+        ids = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
+        return ids if self.rollout_tools is None else self.rollout_tools.continued(prompt_ids, ids)
+
+    def own_tokens(self, ids_of_rows: list[list[int]]) -> list[list[int]]:
+        """Those that the policy has sampled, of the responses that were generated last."""
+        return ids_of_rows if self.rollout_tools is None else self.rollout_tools.own_ids()

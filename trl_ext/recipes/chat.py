@@ -6,7 +6,7 @@ reads. A tokenizer parses the special tokens in such a text, and BOS once, see `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trl_ext.generation.model_source import ModelSource
 
+TOOLS = "{tools}"  # in a text template
 _SHOWN = 80  # characters of a prompt's end in a message
 
 
@@ -40,10 +41,15 @@ class Chat:
 
     @classmethod
     def with_model(
-        cls, source: ModelSource, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any] | str | None
+        cls,
+        source: ModelSource,
+        tokenizer: PreTrainedTokenizerBase,
+        options: Mapping[str, Any] | str | None,
+        tools: ShownTools | None = None,
     ) -> Chat:
         """The chat of a model; a `ValueError` if it has no chat template, or one that cannot be used."""
-        template = ChatTemplate(tokenizer, source.name, parse_options("chat_template_kwargs", options) or {})
+        variables, shown = parse_options("chat_template_kwargs", options) or {}, tools or ShownTools()
+        template = ChatTemplate(tokenizer, source.name, variables, shown.functions, shown.instructions)
         end = template.end_of_turn()
         known = eos_ids_of(generation_config_of(source), tokenizer.eos_token_id)
         is_known = end is None or tokenizer.convert_tokens_to_ids(end) in known
@@ -63,6 +69,42 @@ class Chat:
 
     def _text(self, prompt: Any) -> str:
         return prompt if isinstance(prompt, str) else self.template.text(prompt)
+
+
+@dataclass(frozen=True)
+class ShownTools:
+    """How a prompt says which tools there are: by functions, of which a chat template writes that, or by a text."""
+
+    functions: Sequence[Callable[..., Any]] = ()
+    instructions: str = ""
+
+    @classmethod
+    def of(cls, config: Any, tokenizer: PreTrainedTokenizerBase, is_chat: bool) -> ShownTools:
+        """Of a config with tools, whose `tool_protocol` and `stop` are settled here.
+
+        Raises:
+            ValueError: a tool is refused, or a template that has no tools was asked for.
+        """
+        from trl_ext.turns.protocols import Fences, supports_template
+        from trl_ext.turns.settings import resolve_protocol
+        from trl_ext.turns.tools import functions_of
+
+        has_tools = is_chat and supports_template(tokenizer)
+        if config.tool_protocol == "template" and not has_tools:
+            what = "its chat template writes no tools" if is_chat else "its prompts are texts, which have none"
+            raise ValueError(f"tool_protocol template: {what}: choose --tool_protocol fences")
+        resolve_protocol(config, has_tools)
+        functions = functions_of(config.tools)
+        if config.tool_protocol == "template":
+            return cls(functions)
+        return cls((), Fences(tokenizer, functions).instructions(functions))
+
+    def in_texts(self, rows: Any) -> Any:
+        """Rows of a dataset, or a list of them, with the instructions where a prompt's template says `{tools}`."""
+        prompts = [row["prompt"].replace(TOOLS, self.instructions) for row in rows]
+        if isinstance(rows, list):
+            return [{**row, "prompt": prompt} for row, prompt in zip(rows, prompts, strict=True)]
+        return rows.remove_columns("prompt").add_column("prompt", prompts)
 
 
 def refuse_unused_options(options: object, prompt: str) -> None:

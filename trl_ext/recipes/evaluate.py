@@ -45,7 +45,7 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.chat import Chat, generation_config_of
+from trl_ext.recipes.chat import Chat, ShownTools, generation_config_of
 from trl_ext.recipes.contamination import contamination, contamination_line
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import (
@@ -285,11 +285,15 @@ def _load(settings: Evaluation, is_new: bool) -> tuple[Dataset, Source]:
 
 def _as_texts(settings: Evaluation, model: str, problems: Dataset) -> Dataset:
     """The problems with texts as prompts, by the model's chat template where they are conversations."""
-    if not settings.asking.is_chat:
+    if not (settings.asking.is_chat or settings.tools):
         return problems
     try:
         source = locate(model)
-        chat = Chat.with_model(source, tokenizer_and_shape(source)[0], settings.chat_template_kwargs)
+        tokenizer = tokenizer_and_shape(source)[0]
+        tools = ShownTools.of(settings, tokenizer, settings.asking.is_chat) if settings.tools else None
+        if not settings.asking.is_chat:
+            return problems if tools is None else tools.in_texts(problems)
+        chat = Chat.with_model(source, tokenizer, settings.chat_template_kwargs, tools)
         settings.stop = list(dict.fromkeys([*settings.stop, *chat.more_stops]))
         texts: Dataset = chat.texts(problems)
     except (ValueError, OSError) as error:

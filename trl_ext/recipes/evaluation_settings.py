@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,10 @@ from trl_ext.registry import parse_options
 from trl_ext.rewards.graders import GRADERS
 from trl_ext.setting import Group, OnResume, setting
 from trl_ext.training.options import stop_strings
+from trl_ext.training.trl_settings import check_needs, rules_of
+from trl_ext.turns.responses import ToolUse
+from trl_ext.turns.settings import ToolSettings, check_tools
+from trl_ext.turns.tools import Toolbox
 
 # What a benchmark's name says of the data.
 SAID_BY_A_BENCHMARK = (
@@ -33,7 +38,7 @@ SAID_BY_A_BENCHMARK = (
 
 
 @dataclass
-class Evaluation(DatasetSettings):
+class Evaluation(ToolSettings, DatasetSettings):
     """What is measured, and how it is sampled."""
 
     model_name_or_path: str | None = setting(
@@ -176,6 +181,7 @@ class Evaluation(DatasetSettings):
         choose_engine(self.use_vllm)  # refuses what it cannot be
         self.stop = stop_strings(self.stop)
         self.sampling()
+        self._check_tools()
         fields_of(self.response_fields)
         if (self.response_fields or self.response_stop) and not self.responses:
             raise ValueError(
@@ -188,6 +194,19 @@ class Evaluation(DatasetSettings):
         self.category = HANDOUT_NAMES.get(self.category or "", self.category)
         if self.category is not None and self.category not in OUTCOMES:
             raise ValueError(f"unknown category {self.category!r}. Known: {', '.join((*OUTCOMES, *HANDOUT_NAMES))}")
+
+    def _check_tools(self) -> None:
+        check_needs(self, rules_of(ToolSettings))
+        check_tools(self)
+        if not self.tools:
+            return
+        for name in ("responses", "export", "min_tokens"):
+            if getattr(self, name):
+                raise ValueError(f"tools with {name}: no tool would be called as it says; leave one of them out")
+        if str(self.use_vllm).lower() == "true":
+            raise ValueError("tools with use_vllm: an evaluation calls them by HF generate; leave one of them out")
+        self.use_vllm = "false"
+        Toolbox.of(self.tools, self.tool_timeout).close()  # refuses what cannot be called, or not be isolated
 
     def sampling(self) -> Sampling:
         """How responses are drawn."""
@@ -212,7 +231,8 @@ class Evaluation(DatasetSettings):
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
         dtype = dtype_to_sample_in(self.dtype, locate(model).dtype)
         if not self.engine()[0]:
-            return HFSampler(model, self.sampling(), self.batch_size, dtype)
+            turns = functools.partial(ToolUse.of, self) if self.tools else None
+            return HFSampler(model, self.sampling(), self.batch_size, dtype, turns)
         return VLLMSampler(
             model,
             self.sampling(),

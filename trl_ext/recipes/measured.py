@@ -25,9 +25,14 @@ SETTINGS = "settings.yaml"
 
 
 def fingerprints(settings: Evaluation, model: str, problems: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Hashes of weights, configuration, tokenizer and rows, and of a grader's own file; an InputError without them."""
+    """Hashes of weights, configuration, tokenizer and rows, and of own files of grader and tools.
+
+    Raises:
+        InputError: a file is missing.
+    """
     try:
         own = {"grader": " ".join(fingerprints_of_named_files(settings.grader).values())}
+        own["tools"] = " ".join(fingerprints_of_named_files((settings.tools or "").split(",")).values())
         hashes = fingerprint_of_model(model) | {"rows": fingerprint_of_rows(problems)}
     except (OSError, ValueError) as error:
         raise InputError(f"model {model!r}: {error}") from error

@@ -28,11 +28,12 @@ from trl_ext.generation.server import Servers, urls_of
 from trl_ext.grpo.teachers import check_taught_problems, check_teachers, shortest_context
 from trl_ext.hub.push import check, hide_token
 from trl_ext.io import print_line
-from trl_ext.recipes.chat import Chat, doubled_begin, needs_a_model, refuse_unused_options
+from trl_ext.recipes.chat import TOOLS, Chat, ShownTools, doubled_begin, needs_a_model, refuse_unused_options
 from trl_ext.recipes.model_settings import check_dtype, check_model_is_made, check_model_settings, choose_attention
 from trl_ext.recipes.requirements import check_requirements
 from trl_ext.recipes.settings import Data, TaskSettings
 from trl_ext.rewards.graders import shared_pool
+from trl_ext.turns.tools import Toolbox
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase, TrainingArguments
@@ -101,6 +102,8 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
             "follow the policy; leave one of them out"
         )
     check_requirements(config)
+    if getattr(config, "tools", None):
+        Toolbox.of(config.tools, config.tool_timeout).close()  # refuses what cannot be called, or not be isolated
     if check_weights := getattr(task, "check_weights", None):
         check_weights(config.reward_weights)
     if task.restore_best and config.save_strategy == "no":
@@ -182,8 +185,9 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
     refuse_loss_of_experts(getattr(config, "router_aux_loss_coef", None), shape, policy)
+    tools = ShownTools.of(config, tokenizer, task.asking.is_chat) if getattr(config, "tools", None) else None
     if task.asking.is_chat:
-        chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs)
+        chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs, tools)
         asked = {name: replace(one, rows=chat.texts(one.rows)) for name, one in data.benchmarks.items()}
         data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation), benchmarks=asked)
         config.stop = list(dict.fromkeys([*(config.stop or []), *chat.more_stops])) or None  # a run's own file has them
@@ -191,7 +195,9 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
             config.eos_token = chat.end
         data.note = chat.line(data.validation)
     else:
-        data.note = doubled_begin(tokenizer, data.validation)
+        if tools is not None:
+            data = with_tools_in_texts(data, tools, task)
+        data.note = data.note or doubled_begin(tokenizer, data.validation)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     if getattr(config, "has_teacher", False):
         check_teachers(config, tokenizer, shape.get_text_config().vocab_size)
@@ -225,6 +231,16 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
         sampled += [(one.rows["prompt"], measured[0]) for one in data.benchmarks.values()]
         config.engine_context = engine_context(sampled, tokenizer, context)
     return data
+
+
+def with_tools_in_texts(data: Data, tools: ShownTools, task: TaskSettings) -> Data:
+    """The rows with what a template says of tools; without a place for it, a note."""
+    if TOOLS not in str(task.asking.template):
+        data.note = f"the prompt does not say which tools there are: {TOOLS} in a template's file stands for that"
+        return data
+    asked = {name: replace(one, rows=tools.in_texts(one.rows)) for name, one in data.benchmarks.items()}
+    train, validation = tools.in_texts(data.train), tools.in_texts(data.validation)
+    return replace(data, train=train, validation=validation, benchmarks=asked)
 
 
 def tokenizer_and_shape(source: ModelSource, **known: Any) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.evaluator import OUTCOMES, Report
+from trl_ext.evaluation.evaluator import OUTCOMES, Report, tool_figures
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.summary import Selection, ValidationEntry
@@ -82,6 +82,7 @@ def evaluation_summary(report: Report) -> dict[str, Any]:
         "accuracy_low": low,
         "accuracy_high": high,
         "counts": {name: counts[name] for name in OUTCOMES},
+        **({"tools": tools} if (tools := tool_figures(report.rows)) else {}),
     }
 
 
@@ -100,6 +101,8 @@ def evaluation_table(report: Report) -> str:
         + ("" if figures["mean_tokens"] is None else f", {figures['mean_tokens']:.0f} tokens on average")
         + ("" if figures["truncated"] is None else f", {figures['truncated']:.3f} cut off"),
     ]
+    if tools := figures.get("tools"):
+        lines.append("tools: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in tools.items()))
     for kind, values in (("level", figures["by_level"]), ("subject", figures["by_subject"])):
         known = {name: accuracy for name, accuracy in values.items() if name not in ("", "0")}
         lines += [f"  {kind + ' ' + name:<30} {accuracy:.3f}" for name, accuracy in known.items()]
@@ -111,10 +114,23 @@ def examples(report: Report, n: int, category: str | None) -> list[str]:
     chosen = [row for row in report.rows if category in (None, row["outcome"])][:n]
     return [
         f"\n--- problem {row['problem_id']}, sample {row['sample']}: {row['outcome']} ({row['reason']})\n"
-        f"{row['problem']}\nresponse: {row['response']}\n"
+        f"{row['problem']}\nresponse: {_with_tools(row)}\n"
         f"extracted: {row['extracted']!r}   reference answer: {row['answer']!r}"
         for row in chosen
     ]
+
+
+def _with_tools(row: Mapping[str, Any]) -> str:
+    """The response; where tools answered in it, what they said stands in brackets."""
+    turns = row.get("turns") or []
+    if len(turns) < 2:
+        return str(row["response"])
+    return "".join(
+        turn["text"]
+        if turn["role"] != "tool"
+        else f"[{', '.join(map(': '.join, zip(turn['tool'], turn['outcome'], strict=True)))}|{turn['text']}]"
+        for turn in turns
+    )
 
 
 def write_steps_plot(

@@ -10,7 +10,7 @@ from trl_ext.step.contiguous import VALUES
 from trl_ext.step.head import Head
 from trl_ext.step.micro_batch import MicroBatch, OnPrompts
 from trl_ext.step.planner import StepPlanner, not_the_last, resumed_rollout
-from trl_ext.step.rows import PROMPT_FIELDS, Rows, TRLBatch, as_wide_as, loss_mask, numbers_of_sequences
+from trl_ext.step.rows import PROMPT_FIELDS, Rows, TRLBatch, advantages_of, loss_mask, numbers_of_sequences
 
 __all__ = [
     "PROMPT_FIELDS",
@@ -22,7 +22,7 @@ __all__ = [
     "Rows",
     "StepPlanner",
     "TRLBatch",
-    "as_wide_as",
+    "advantages_of",
     "attention_as_on_gpu",
     "loss_mask",
     "not_the_last",

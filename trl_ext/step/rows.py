@@ -153,8 +153,16 @@ def numbers_of_sequences(
     return torch.unique(torch.cat([group[:, None], mask, ids * mask], dim=1), dim=0, return_inverse=True)[1]
 
 
-def as_wide_as(completions: Int[Tensor, "B T"], values: Tensor) -> Tensor:
-    """(B,) values as they are; (B, any) values per token cut or padded with 0 to the width of the completions."""
+def advantages_of(batch: TRLBatch, values: Tensor) -> Tensor:
+    """(B,) values as they are; (B, any) values of the model's tokens, in their order, at the places of these.
+
+    A tool's tokens between them have 0, as those after the last one.
+    """
     if values.ndim == 1:
         return values
-    return torch.nn.functional.pad(values, (0, completions.shape[1] - values.shape[1]))
+    completions = batch["completion_ids"]
+    wide = torch.nn.functional.pad(values, (0, completions.shape[1] - values.shape[1]))
+    if "tool_mask" not in batch:
+        return wide
+    place = (batch["tool_mask"].cumsum(dim=1) - 1).clamp(min=0)
+    return wide.gather(1, place) * batch["tool_mask"]

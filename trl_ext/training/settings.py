@@ -62,6 +62,7 @@ class RunSettings(RecordsGiven):
         Group.LIMITS,
         on_resume=OnResume.MAY_CHANGE,
         within="[1, inf)",
+        rare=True,
     )
     time_budget: float | None = setting(
         None,

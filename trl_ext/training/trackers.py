@@ -93,10 +93,13 @@ def _trackio_runs(trackio: Any) -> bool:
     return trackio.context_vars.current_run.get() is not None
 
 
+_NO_COLUMNS = ("step", "rewards", "per_token", "turns", "prompt")
+
+
 def _flat(row: Row) -> dict[str, Any]:
-    """A logged response without its values per token, with a column per reward, the long prompt last."""
+    """A logged response without its values per token and its turns, with a column per reward, the long prompt last."""
     rewards = {f"rewards/{name}": value for name, value in row.get("rewards", {}).items()}
-    others = {name: value for name, value in row.items() if name not in ("step", "rewards", "per_token", "prompt")}
+    others = {name: value for name, value in row.items() if name not in _NO_COLUMNS}
     return {**others, **rewards, "prompt": row.get("prompt")}
 
 

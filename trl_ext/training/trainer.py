@@ -561,6 +561,20 @@ class ReliableTrainer(Trainer):
         """One completion of the current policy per prompt, as token ids."""
         raise NotImplementedError
 
+    def own_tokens(self, ids_of_rows: list[list[int]]) -> list[list[int]]:
+        """Those of the responses that `completion_ids` returned last which the policy has sampled: all of them."""
+        return ids_of_rows
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a response that is sampled now."""
+        owner: Any = self.vllm_generation if self.use_vllm else self.generation_config
+        return int(owner.max_completion_length if self.use_vllm else owner.max_new_tokens)
+
+    def largest_of_ranks(self, number: int) -> int:
+        """The largest of all ranks' numbers; a collective operation."""
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
+
     def log_now(self, logs: dict[str, float]) -> None:
         """Log at the current step without flushing the training metrics that TRL collects for its next log."""
         due = self.control.should_log
@@ -621,6 +635,7 @@ class ReliableTrainer(Trainer):
             with without_dropout(self.model):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
             finished = self._is_finished(ids_of_rows)
+            ids_of_rows = self.own_tokens(ids_of_rows)
             texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
             entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.generated_logps)
             rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)

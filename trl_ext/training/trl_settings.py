@@ -178,5 +178,5 @@ def _member(name: str, value: object, config: Any, members: Mapping[Any, Any]) -
 
 
 def _words(need: str) -> str:
-    words = {"uses_axes": "a preset or an axis", "beta": "beta above 0", "has_teacher": "a teacher"}
+    words = {"uses_axes": "a preset or an axis", "beta": "beta above 0", "has_teacher": "a teacher", "tools": "tools"}
     return words.get(need, f"{need}: true")

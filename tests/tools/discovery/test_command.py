@@ -199,7 +199,7 @@ def test_a_run_is_replayed_without_a_model(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_required_isolation_that_is_missing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl_ext.tools.discovery.sandbox.limits import ProgramResult
+    from trl_ext.sandbox.limits import ProgramResult
 
     monkeypatch.setattr(
         "trl_ext.tools.discovery.command.run_program", lambda *_: ProgramResult({}, "", 0.0, ("network",))

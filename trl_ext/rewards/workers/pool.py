@@ -29,10 +29,11 @@ class Pool:
     Args:
         function: "module:name" or "file.py:name" of a function of JSON-able arguments with a JSON-able result, imported
             in the workers.
+        all_may_fail: failures are the jobs' own, however many there are, as where a model writes the arguments.
     """
 
-    def __init__(self, function: str, limits: WorkerLimits = _DEFAULT) -> None:
-        self.function, self.limits = function, limits
+    def __init__(self, function: str, limits: WorkerLimits = _DEFAULT, all_may_fail: bool = False) -> None:
+        self.function, self.limits, self.all_may_fail = function, limits, all_may_fail
         self.restarted = 0  # workers that were replaced
         self._processes: list[Process] = []
         self._lock = threading.Lock()
@@ -91,12 +92,13 @@ class Pool:
                         continue
                     outcomes[index] = outcome
                     self._failed_in_a_row = self._failed_in_a_row + 1 if isinstance(outcome, Failure) else 0
-                    if self._failed_in_a_row >= _FAILED_IN_A_ROW:
+                    if self._failed_in_a_row >= _FAILED_IN_A_ROW and not self.all_may_fail:
                         raise self._pool_error(f"{self._failed_in_a_row} jobs in a row", outcome, lines[index])
                 if process.is_lost:
                     waiting.extend(process.sent)
                     self._replace(process)
-        if len(lines) >= _ALL_FAILED and all(isinstance(outcome, Failure) for outcome in outcomes.values()):
+        failed = sum(isinstance(outcome, Failure) for outcome in outcomes.values())
+        if failed == len(lines) >= _ALL_FAILED and not self.all_may_fail:
             raise self._pool_error(f"all {len(lines)} jobs of a map", outcomes[0], lines[0])
         return [outcomes[index] for index in range(len(lines))]
 

@@ -21,6 +21,9 @@ from trl_ext.endpoint.budget import Budget
 from trl_ext.endpoint.client import Client, Endpoint, EndpointError
 from trl_ext.io import digest_of_files
 from trl_ext.registry import parse_options
+from trl_ext.sandbox import run_program
+from trl_ext.sandbox.isolation import set_nondumpable
+from trl_ext.sandbox.limits import ISOLATION, SandboxError, describe_isolation
 from trl_ext.tools.discovery.archive import Attempt
 from trl_ext.tools.discovery.arguments import discover_parser
 from trl_ext.tools.discovery.log import Entry, Log, LogError, attempts_of, read_log
@@ -28,9 +31,6 @@ from trl_ext.tools.discovery.loop import Loop, SearchConfig
 from trl_ext.tools.discovery.problem import Problem, shown_score
 from trl_ext.tools.discovery.replay import MODEL, replaying
 from trl_ext.tools.discovery.report import HEADER, row, status, write_report
-from trl_ext.tools.discovery.sandbox import run_program
-from trl_ext.tools.discovery.sandbox.isolation import set_nondumpable
-from trl_ext.tools.discovery.sandbox.limits import ISOLATION, SandboxError, describe_isolation
 from trl_ext.tools.discovery.strategies import STRATEGIES
 
 LOG = "conversation_log.json"

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trl_ext.sandbox.limits import Limits, SandboxError
 from trl_ext.tools.discovery.problem import Verdict, shown_score
-from trl_ext.tools.discovery.sandbox.limits import Limits, SandboxError
 
 _MAX_PROGRAM = 2**20  # bytes
 

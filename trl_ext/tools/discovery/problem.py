@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trl_ext.tools.discovery.sandbox import run_program
-from trl_ext.tools.discovery.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, describe_isolation
+from trl_ext.sandbox import run_program
+from trl_ext.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, describe_isolation
 
 Score = tuple[float, ...]  # larger is better, compared from the first entry on; () is less than any other
 

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trl_ext.tools.discovery.sandbox import run_program
-from trl_ext.tools.discovery.sandbox.limits import (
+from trl_ext.sandbox import run_program
+from trl_ext.sandbox.limits import (
     Limits,
     ProgramFailure,
     ProgramOutcome,
@@ -28,7 +28,7 @@ from trl_ext.tools.discovery.sandbox.limits import (
 SHORT = Limits(seconds=1.0, memory_mb=256)
 LONG = replace(SHORT, seconds=60.0)  # what ends by itself may take its time on a busy machine
 ENDLESS = {"infinite loop", "deaf to signals", "fork bomb"}
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 NAP = "import time; time.sleep(98.7)"
 AWAY = f"import sys\n    os.setsid()\n    if os.fork() == 0:\n        os.execve(sys.executable, [sys.executable, '-c', '{NAP}'], {{}})\n    os._exit(0)"
 
@@ -208,7 +208,7 @@ def test_no_socket_where_services_put_them_can_be_used(tmp_path: Path) -> None:
 def test_without_writable_uid_map_there_are_only_limits() -> None:
     code = """if True:
         from types import SimpleNamespace
-        from trl_ext.tools.discovery.sandbox import isolation
+        from trl_ext.sandbox import isolation
         isolation._LIBC = SimpleNamespace(unshare=lambda spaces: 0 if spaces & isolation._NEWUSER else -1)
         isolation.open = lambda name, mode: 1 / 0 if name.endswith("uid_map") else open("/dev/null", mode)
         print(isolation.enter_namespaces())
@@ -274,7 +274,7 @@ def busy_seconds(process: psutil.Process) -> float:
 
 @pytest.mark.slow
 def test_when_the_parent_is_killed_its_programs_are_too(tmp_path: Path) -> None:
-    code = "from trl_ext.tools.discovery.sandbox import run_program\nrun_program('while True: pass', [])"
+    code = "from trl_ext.sandbox import run_program\nrun_program('while True: pass', [])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
     below: list[psutil.Process] = []

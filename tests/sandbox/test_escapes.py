@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from trl_ext.tools.discovery import sandbox
-from trl_ext.tools.discovery.sandbox import filesystem, probe, run_program
-from trl_ext.tools.discovery.sandbox.limits import ISOLATION, Limits, ProgramFailure, ProgramResult, describe_isolation
+from trl_ext import sandbox
+from trl_ext.sandbox import filesystem, probe, run_program
+from trl_ext.sandbox.limits import ISOLATION, Limits, ProgramFailure, ProgramResult, describe_isolation
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=60.0, memory_mb=256)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and capabilities are Linux's")
 
@@ -129,7 +129,7 @@ def test_all_isolation_is_in_force_where_namespaces_are_allowed(attempted: tuple
 @pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root, to be another user")
 def test_isolation_holds_for_an_ordinary_user() -> None:
     code = f"""if True:
-        from trl_ext.tools.discovery.sandbox import run_program
+        from trl_ext.sandbox import run_program
         names = {{"TMP": "/tmp", "HOME": "/root", "PYTHONS": [], "HANDLE": b"", "ATTEMPTS": {ATTEMPTS!r}}}
         print(run_program("".join(f"{{k}} = {{v!r}}\\n" for k, v in names.items()) + {SETUP!r}, ["x"]))
     """

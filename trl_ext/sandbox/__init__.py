@@ -1,4 +1,4 @@
-"""Runs an untrusted program, and returns its globals as plain values.
+"""Runs an untrusted program, and returns its globals as plain values, or what it printed.
 
 The program gets a process, a session and an empty folder of its own, limits on time, memory, processes, output and
 files, no rights, an environment without secrets, and, where the system allows namespaces (most Linux machines, few
@@ -19,12 +19,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from trl_ext.tools.discovery.sandbox.limits import (
+from trl_ext.sandbox.limits import (
     ISOLATION,
     Kind,
     Limits,
@@ -34,32 +34,107 @@ from trl_ext.tools.discovery.sandbox.limits import (
     SandboxError,
 )
 
-__all__ = ["Limits", "ProgramFailure", "ProgramResult", "SandboxError", "run_program"]
+__all__ = ["Limits", "ProgramFailure", "ProgramResult", "SandboxError", "run_blocks", "run_program"]
 
-_SUPERVISOR = "trl_ext.tools.discovery.sandbox.supervisor"
-_IMPORTS = Path(__file__).parents[4]  # the only entry of the supervisor's import path that comes from this process
+_SUPERVISOR = "trl_ext.sandbox.supervisor"
+_IMPORTS = Path(__file__).parents[2]  # the only entry of the supervisor's import path that comes from this process
 _START_SECONDS = 60.0  # until the program begins, on a busy machine
 _END_SECONDS = 20.0  # for the supervisor to clean up
-_SHOWN = 2000  # characters of the program's output that are kept
+_SHOWN = 2000  # characters of an error that are kept
 _INHERITED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
 _MARK = "TRL_EXT_SANDBOX"
 
 
-def run_program(program: str | bytes, names: Sequence[str], limits: Limits | None = None) -> ProgramOutcome:
+class Supervisor(Protocol):
+    """The process that supervises one program."""
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long for its end; whether it has come."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+Starter = Callable[[IO[bytes], int, Mapping[str, int], Mapping[str, Any], str], Supervisor]
+
+
+def run_program(
+    program: str | bytes, names: Sequence[str], limits: Limits | None = None, start: Starter | None = None
+) -> ProgramOutcome:
     """Run `program` and return its globals `names`. Thread-safe.
+
+    Args:
+        start: starts the supervisor; None for a Python of its own.
 
     Raises:
         SandboxError: no program can be run on this machine.
     """
+    text = program.encode(errors="surrogatepass") if isinstance(program, str) else program
+    return _run(text, {"names": list(names)}, limits or Limits(), start)
+
+
+def run_blocks(blocks: Sequence[str], limits: Limits, start: Starter | None = None) -> ProgramOutcome:
+    """Run blocks of code one after the other in one space, as a notebook does, and return what the last one printed.
+
+    The value of an expression at its end is printed too. What the earlier ones print or raise is left out.
+
+    Raises:
+        SandboxError: no program can be run on this machine.
+    """
+    return _run(json.dumps(list(blocks)).encode(), {"names": [], "blocks": True}, limits, start)
+
+
+def _run(data: bytes, asked: Mapping[str, Any], limits: Limits, start: Starter | None) -> ProgramOutcome:
     with tempfile.TemporaryFile() as source:
-        source.write(program.encode(errors="surrogatepass") if isinstance(program, str) else program)
+        source.write(data)
         source.seek(0)
-        supervised = _Supervised(source, names, limits or Limits())
+        supervised = _Supervised(source, asked, limits, start or _start_python)
     try:
         is_over_time = supervised.follow()
     finally:
         supervised.end()
     return supervised.outcome(is_over_time)
+
+
+class _Python:
+    """A supervisor in a Python of its own."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.popen = popen
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long for its end; whether it has come."""
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.popen.kill()
+        self.popen.wait()
+
+
+def _start_python(
+    source: IO[bytes], output: int, files: Mapping[str, int], settings: Mapping[str, Any], mark: str
+) -> Supervisor:
+    return _Python(
+        subprocess.Popen(
+            [*supervisor_command(), json.dumps({**settings, **files})],
+            stdin=source,
+            stdout=output,
+            stderr=output,
+            pass_fds=list(files.values()),
+            env=supervisor_environment(mark),
+            start_new_session=True,  # Ctrl-C is for this process; when it ends, the lifeline closes
+        )
+    )
+
+
+def supervisor_command() -> list[str]:
+    """The command of a supervisor, without its arguments."""
+    return [sys.executable, "-s", "-P", "-B", "-m", _SUPERVISOR]
 
 
 @dataclass
@@ -87,21 +162,17 @@ class _Pipe:
 class _Supervised:
     """One run: the supervisor's process, and the pipes from it and from the program."""
 
-    def __init__(self, source: IO[bytes], names: Sequence[str], limits: Limits) -> None:
+    def __init__(self, source: IO[bytes], asked: Mapping[str, Any], limits: Limits, start: Starter) -> None:
         self.limits, self.mark = limits, uuid.uuid4().hex
         ends = {name: os.pipe() for name in ("result", "output", "status", "lifeline")}
         theirs = {name: ends[name][1] for name in ("result", "status")} | {"lifeline": ends["lifeline"][0]}
-        settings = json.dumps({**asdict(limits), **theirs, "names": list(names)})
         try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", "-m", _SUPERVISOR, settings],
-                stdin=source,
-                stdout=ends["output"][1],
-                stderr=ends["output"][1],
-                pass_fds=list(theirs.values()),
-                env=_environment(self.mark),
-                start_new_session=True,  # Ctrl-C is for this process; when it ends, the lifeline closes
-            )
+            self.supervisor = start(source, ends["output"][1], theirs, {**asdict(limits), **asked}, self.mark)
+        except BaseException:
+            for name in ("result", "output", "status"):
+                os.close(ends[name][0])
+            os.close(ends["lifeline"][1])
+            raise
         finally:
             for file in (*theirs.values(), ends["output"][1]):
                 os.close(file)
@@ -138,11 +209,8 @@ class _Supervised:
         """Have everything killed, and read what is left in the pipes."""
         self.seconds = time.monotonic() - self.began if self.began else 0.0
         os.close(self.lifeline)
-        try:
-            self.popen.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
+        if not self.supervisor.ends_within(_END_SECONDS):
+            self.supervisor.kill()
         for pipe in self.pipes:
             while not pipe.is_over and pipe.read():
                 pass
@@ -160,7 +228,7 @@ class _Supervised:
         output, limits = bytes(self.output.data).decode(errors="replace"), self.limits
         if self.began is None or "isolation" not in self.said:
             raise SandboxError(f"the sandbox did not start. It wrote:\n{output[-_SHOWN:]}")
-        run = (output[:_SHOWN], round(self.seconds, 3), self.isolation)
+        run = (output[: limits.shown], round(self.seconds, 3), self.isolation)
 
         def failure(kind: Kind, detail: str) -> ProgramFailure:
             return ProgramFailure(kind, detail, *run)
@@ -193,7 +261,7 @@ def _reply(data: bytes) -> dict[str, Any] | None:
     return reply if is_reply else None
 
 
-def _environment(mark: str) -> dict[str, str]:
+def supervisor_environment(mark: str = "") -> dict[str, str]:
     """No secrets, one thread, and a fixed order of sets."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -31,6 +31,7 @@ class Limits:
         processes: number of processes and threads.
         result_bytes: size of the globals that are read.
         output_bytes: size of the printed output.
+        shown: characters of the printed output that are kept.
         file_bytes: size of each file that it writes.
         namespaces: whether to isolate it from network, processes and files where the system allows that.
     """
@@ -40,6 +41,7 @@ class Limits:
     processes: int = 64
     result_bytes: int = 4 * 2**20
     output_bytes: int = 2**20
+    shown: int = 2000
     file_bytes: int = 16 * 2**20
     namespaces: bool = True
 

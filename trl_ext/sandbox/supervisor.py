@@ -1,4 +1,4 @@
-"""Supervises an untrusted program. `run_program` starts it as `python -m`.
+"""Supervises an untrusted program. `run_program` starts it as `python -m`, a `SandboxPool` one that forks others.
 
 There are two processes: the supervisor, which the program cannot reach, and its child, which gives up its rights and
 runs the program. When the lifeline closes or the child ends, the supervisor kills everything the program started. It
@@ -13,6 +13,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -20,18 +21,62 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from trl_ext.tools.discovery.sandbox import filesystem, isolation
-from trl_ext.tools.discovery.sandbox.child import run, tell
-from trl_ext.tools.discovery.sandbox.memory import memory_of
-from trl_ext.tools.discovery.sandbox.probe import verified
+from trl_ext.sandbox import filesystem, isolation
+from trl_ext.sandbox.child import run, run_blocks, tell
+from trl_ext.sandbox.memory import memory_of
+from trl_ext.sandbox.probe import verified
 
+SERVE = "serve"
+PASSED = ("source", "output", "result", "status", "lifeline")  # files of a request
 _MEMORY_INTERVAL = 0.25  # seconds between two checks of all processes' memory; the kernel limits each of them
 
 
 def main() -> None:
-    """Supervise one program: settings in the first argument, the program on standard input."""
-    settings = json.loads(sys.argv[1])
-    program = sys.stdin.buffer.read()
+    """Supervise one program: settings in the first argument, the program on standard input; or `serve` a pool."""
+    if sys.argv[1] == SERVE:
+        serve(socket.socket(fileno=int(sys.argv[2])))
+    else:
+        supervise(json.loads(sys.argv[1]), sys.stdin.buffer.read())
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork a supervisor for each request of a `SandboxPool`, and answer with its process id, until the pool is gone.
+
+    A request has the settings, and the files `PASSED` in this order.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    filesystem.needed_paths()  # once for all of them
+    while True:
+        data, files, _, _ = socket.recv_fds(requests, 2**16, len(PASSED))
+        if not data:
+            return
+        pid = os.fork()
+        if pid == 0:
+            _supervise_forked(requests, json.loads(data), dict(zip(PASSED, files, strict=True)))
+        for file in files:
+            os.close(file)
+        requests.sendall(pid.to_bytes(8, "little"))
+
+
+def _supervise_forked(requests: socket.socket, settings: dict[str, Any], files: dict[str, int]) -> NoReturn:
+    try:
+        requests.close()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(files["output"], 1)
+        os.dup2(files["output"], 2)
+        os.close(files["output"])
+        with os.fdopen(files["source"], "rb") as source:
+            program = source.read()
+        supervise({**settings, **files}, program)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def supervise(settings: dict[str, Any], program: bytes) -> None:
+    """Run one program in a child, and tell how it ended when nothing of it is left."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix="trl_ext_sandbox_"))
     try:
         is_isolated = settings["namespaces"] and isolation.enter_namespaces()
@@ -123,6 +168,8 @@ def _run_in_child(settings: dict[str, Any], program: bytes, folder: str, is_isol
         tell(settings["status"], {"isolation": verified(folder)})
         isolation.set_limits(settings)
         os.close(settings["status"])
+        if settings.get("blocks"):
+            run_blocks(program, settings["result"])
         run(program, settings["names"], settings["result"])
     except BaseException:  # in the set-up; `run` handles the program's own
         traceback.print_exc()

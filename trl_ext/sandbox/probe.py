@@ -9,7 +9,7 @@ import re
 import socket
 import stat
 
-from trl_ext.tools.discovery.sandbox.filesystem import DEVICES, needed_paths
+from trl_ext.sandbox.filesystem import DEVICES, needed_paths
 
 _NEWUSER, _VSOCK = 0x10000000, 40
 _ADDRESSES = ("127.0.0.1", "192.0.2.1", "::1", "2001:db8::1")  # this machine, and addresses reserved for documentation

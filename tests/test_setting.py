@@ -90,7 +90,7 @@ def test_every_name_that_a_field_gives_is_a_setting(part: type) -> None:
     fields = {field.name for field in dataclasses.fields(part)}
     assert set(facts(part, lambda known: known.trl).values()) <= fields
     for name, needs in facts(part, lambda known: known.needs).items():
-        assert all(need in fields or isinstance(vars(part).get(need), property) for need in needs), name
+        assert all(need in fields or isinstance(getattr(part, need, None), property) for need in needs), name
 
 
 TABLES = {  # of names of settings as texts, next to those that test_settings_table.py holds

@@ -3,9 +3,9 @@
     python -m scripts.benchmarks.distillation
     python recipes/lab.py all --lab distillation --jobs 2
 
-The teacher is the base policy after the GRPO of recipes/grpo_math.yaml. One of another seed was pretrained with seed 1 on
-other texts, with the base policy's tokenizer, before the same GRPO. The wrong one has learned another task from the base
-policy: arithmetic in several steps. What is there is not made again.
+The teacher is the base policy after the GRPO of recipes/grpo_math.yaml. One of another seed was pretrained with seed 1
+on other texts, with the base policy's tokenizer, before the same GRPO. The wrong one has learned another task from the
+base policy: arithmetic in several steps. What is there is not made again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from transformers import AutoTokenizer
 
 from trl_ext.generation.prompts import load_prompt
 from trl_ext.mini.arithmetic import arithmetic
-from trl_ext.mini.policy import BasePolicyConfig, make_base_policy, pretrain
+from trl_ext.mini.policy import make_base_policy, pretrain
+from trl_ext.mini.task import BasePolicyConfig
 
 FOLDER = Path("runs/distillation")
 STEPS, ROWS = 40, 128  # of the lab's runs: as many samples of the teacher as they sample themselves

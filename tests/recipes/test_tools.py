@@ -73,7 +73,7 @@ OWN = "tests/support/own_tools.py"
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--tools", "calclator"], "unknown tool 'calclator'. Did you mean 'calculator'"),
+        (["--tools", "calculato"], "unknown tool 'calculato'. Did you mean 'calculator'"),
         (["--tools", "calculator,calculator"], "two are called 'calculator'"),
         (["--tools", f"{OWN}:check"], "has the argument 'answer', which is what rewards call the truth"),
         (["--tools", f"{OWN}:untyped"], "a tool needs a type for every argument"),

@@ -141,7 +141,7 @@ def test_state_stays_between_calls_only_if_asked() -> None:
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("calclator", "tools: unknown tool 'calclator'. Did you mean 'calculator'?"),
+        ("calculato", "tools: unknown tool 'calculato'. Did you mean 'calculator'?"),
         ("calculator,calculator", "tools: two are called 'calculator': rename one"),
         (f"calculator,{OWN}:calculator", "tools: two are called 'calculator': rename one"),
         (f"{OWN}:untyped", "untyped: Argument a is missing a type hint.*: a tool needs a type for every argument"),

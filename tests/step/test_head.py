@@ -66,7 +66,7 @@ def test_a_few_tokens_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -
     head = Head(model, model.base_model)
     hidden = head(input_ids=IDS, shift_labels=IDS, fused_lm_head=True).hidden.flatten(0, 1)
     whole = head.of_logits(lambda logits: logits.exp(), hidden)
-    monkeypatch.setattr("trl_ext.step.head._LOGITS", 5 * len(WORDS))
+    monkeypatch.setattr(Head, "LOGITS_AT_A_TIME", 5 * len(WORDS))
     parts = head.of_logits(lambda logits: logits.exp(), hidden)
     assert len(parts) == 12
     assert_close(parts, whole, rtol=1e-6, atol=0)

@@ -10,12 +10,15 @@ import pytest
 
 from recipes import grpo_math
 from tests.recipes.test_grpo import DEFAULT, ON_A_CPU, SMALL, TINY_RUN, write_splits
-from tests.support.tiny import save_tiny
+from tests.support.tiny import save_tiny, tiny_tokenizer
 from trl_ext.errors import InputError
+from trl_ext.generation.completion import Completion, Sampling
+from trl_ext.grpo.teacher_validation import TeacherValidation
 from trl_ext.io import read_json, read_jsonl
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
+from trl_ext.rewards.graders import GRADERS
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +94,16 @@ def test_a_ceiling_is_the_evaluation_of_the_teacher(policy: str, tmp_path: Path,
     assert (
         f"Teacher `own` solves {found['accuracy']:.3f} of the validation problems" in (folder / "README.md").read_text()
     )
+
+
+def test_each_problem_gets_its_teacher_s_answer() -> None:
+    problems = [{"prompt": f"{i} + 0 =", "answer": str(i)} for i in range(7)]
+
+    def sample(prompts: list[str], numbers: list[int]) -> list[Completion]:
+        assert [prompt.split()[0] for prompt in prompts] == list(map(str, numbers))
+        return [Completion(f" so </think> <answer> {number} </answer>", 5, finished=True) for number in numbers]
+
+    grader = GRADERS.build("compatible", answer_format="r1_zero")
+    how = TeacherValidation(problems, grader, Sampling(), tiny_tokenizer(), batch_size=4)
+    found = how._measured("t", sample)
+    assert (found["accuracy"], found["problems"], found["accuracy_interval"][1]) == (1.0, 7, 1.0)

@@ -19,9 +19,11 @@ from trl_ext.recipes.evaluate import PreparedEvaluation, measure, prepare
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import FINGERPRINTS
 from trl_ext.runs.fingerprint import in_words
+from trl_ext.setting import facts
 
 FLAG = "--replay"
 _SETTINGS = {field.name for field in dataclasses.fields(Evaluation)} - {"benchmark"}  # whose name is the dataset's too
+_NEEDS = facts(Evaluation, lambda known: known.needs)
 
 
 def summary_asked_for(arguments: list[str]) -> Path | None:
@@ -43,11 +45,12 @@ def replay_of(path: Path) -> tuple[Callable[[Evaluation], Report], Path]:
     """
     try:
         summary = read_json(path)
-        settings = {name: value for name, value in summary["settings"].items() if name in _SETTINGS}
+        there = {name: value for name, value in summary["settings"].items() if name in _SETTINGS}
     except OSError as error:
         raise InputError(f"{FLAG} {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{FLAG} {path}: no summary of an evaluation, or one of an earlier version") from error
+    settings = {name: value for name, value in there.items() if all(map(there.get, _NEEDS.get(name, ())))}
     config = Path(tempfile.mkdtemp(prefix="replay-")) / f"{path.resolve().parent.name}-replayed.yaml"
     write_text(config, as_yaml(settings))
 

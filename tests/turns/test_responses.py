@@ -290,3 +290,21 @@ def test_instructions_describe_every_tool(smollm2: PreTrainedTokenizerBase) -> N
 def test_templates_with_tools_are_told_from_others(with_tools: PreTrainedTokenizerBase) -> None:
     assert supports_template(with_tools)
     assert getattr(with_tools, "response_template", None) is None  # it is saved with the model
+
+
+def test_a_turn_is_cut_where_its_response_has_no_room(smollm2: PreTrainedTokenizerBase) -> None:
+    script = Scripted(smollm2, ["x" * 60 + ADDED, ADDED], ["y" * 30, "z" * 30])
+    first = script.first()
+    limit = len(first[0]) + 20
+    responses = use(smollm2, Fences(smollm2, FUNCTIONS)).continued([[5], [6]], first, None, script, limit)
+    assert len(responses[0].ids) == limit
+    assert script.rooms[0] > limit - len(responses[0].ids)  # what the other one still has
+    assert told(responses[1], smollm2)[-1] == "z" * 30
+
+
+def test_a_turn_that_was_cut_off_calls_nothing(by_template: Template, with_tools: PreTrainedTokenizerBase) -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    ids = with_tools(text=text, add_special_tokens=False)["input_ids"]
+    assert by_template.calls([], ids) == []
+    (call,) = by_template.calls([], [*ids, with_tools.convert_tokens_to_ids(END)])
+    assert (call.name, call.arguments) == ("add", {"a": 1, "b": 2})

@@ -17,22 +17,19 @@ from trl_ext.compat.on_resume import on_resume
 from trl_ext.data.dataset import problems_are
 from trl_ext.errors import Stopped
 from trl_ext.evaluation.validation_conditions import fingerprint, validation_conditions
-from trl_ext.generation.adapter_models import load_tokenizer
-from trl_ext.generation.completion import Sampling
-from trl_ext.generation.model_source import locate
-from trl_ext.grpo.teacher_validation import TeacherValidation
 from trl_ext.grpo.teachers import fingerprints_of_teachers
 from trl_ext.hub.card import gguf_origin, write_model_card
 from trl_ext.hub.push import push
-from trl_ext.io import as_yaml, plain, read_json, write_json, write_text
+from trl_ext.io import as_yaml, plain, write_json, write_text
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.recipes.model_settings import init_kwargs
 from trl_ext.recipes.preflight import Prepared
 from trl_ext.recipes.settings import Data, TaskSettings
+from trl_ext.recipes.teachers import teachers_of
 from trl_ext.redaction import redact
 from trl_ext.runs import folder as runs
 from trl_ext.runs.fingerprint import fingerprint_of_model
-from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY, TEACHERS
+from trl_ext.runs.layout import CONFIG, CURVE, METRICS, RESOLVED, SUMMARY
 from trl_ext.runs.provenance import provenance
 from trl_ext.runs.recipes import recipe_of
 from trl_ext.runs.resume import SettingsKnowledge, recorded, settings_of
@@ -91,33 +88,6 @@ def open_run(prepared: Prepared) -> Iterator[RecipeRun]:
         if config.save_only_model and config.save_strategy != "no":
             prepared.say("save_only_model: checkpoints have no optimizer and no schedule: this run cannot be resumed")
         yield RecipeRun(prepared, run, run.folder, data, teachers_of(prepared, run))
-
-
-def teachers_of(prepared: Prepared, run: runs.Run) -> dict[str, Any]:
-    """How good each teacher is, where that is asked for, by its name; measured once, and kept in the run's folder."""
-    task, config, data, path = prepared.task, prepared.config, prepared.data, run.folder / TEACHERS
-    if not getattr(config, "validate_teachers", False):
-        return {}
-    problems = list(data.validation)[: task.validation_problems]
-    conditions = validation_conditions(task, config, problems)
-    measured_as = {"teachers": run.settings["teachers_are"], **plain(conditions)}
-    kept = run_on_main_and_broadcast(lambda: read_json(path) if path.exists() else {})
-    if kept.get("measured_as") == measured_as:
-        return dict(kept["found"])
-    temperature, limit = conditions["validation_temperature"], conditions["validation_max_tokens"]
-    shortest, stop = config.sampling_min_tokens or 0, tuple(config.stop or ())
-    sampling = Sampling(temperature, config.top_p, limit, shortest, stop, config.seed)
-    tokenizer = load_tokenizer(locate(prepared.policy))
-    how = TeacherValidation(problems, task.grader(), sampling, tokenizer, task.validation_batch_size)
-    of_each = how.of(config)
-    if not config.process_index:
-        write_json(path, {"measured_as": measured_as, "found": of_each})
-    for name, found in of_each.items():
-        low, high = found["accuracy_interval"]
-        prepared.say(
-            f"teacher {name}: {found['accuracy']:.3f} ({low:.3f} to {high:.3f}) on {found['problems']} problems"
-        )
-    return of_each
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ class RolloutTools:
         trainer.generated_logps = self.own_logps()
         return [response.ids for response in self.last]
 
-    def _turn(self, prompts: list[list[int]], most_tokens: int) -> tuple[list[list[int]], Logps]:
+    def _turn(
+        self, prompts: list[list[int]], most_tokens: int, places: Sequence[int]
+    ) -> tuple[list[list[int]], Logps]:
         with self.trainer._sampling(None, most_tokens):
             ids, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
         return ids, self.trainer.generated_logps

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.generation.progress import advance
 from trl_ext.turns.protocols import Fences, Template, ToolProtocol, shortened
 from trl_ext.turns.tools import Answer, Call, Kind, Toolbox
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Logps = Sequence[Sequence[float | None]] | None
-Generate = Callable[[list[list[int]], int], tuple[list[list[int]], Logps]]
+Generate = Callable[[list[list[int]], int, Sequence[int]], tuple[list[list[int]], Logps]]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ class ToolUse:
             prompts: N, as token ids.
             first: the N first turns, as token ids.
             logps: of their tokens, or None.
-            generate: prompts and the most tokens of a turn to turns and their log-probabilities.
+            generate: prompts, the most tokens of a turn, and which of the N responses they continue, to turns and
+                their log-probabilities.
             limit: of a response's tokens, those of tools included.
             agreed: the largest room of all processes that generate together; 0 where nobody has a call.
         """
@@ -154,9 +156,10 @@ class ToolUse:
             room = agreed(max((limit - len(responses[n].ids) for n in speaking), default=0))
             if not room:
                 break
+            advance(0, finished=-len(speaking))  # they were counted after their last turn
             asked = [[*prompts[n], *responses[n].ids] for n in speaking]
             # Who has nothing to ask still takes part where processes generate together.
-            said, known = generate(asked or [list(prompts[0])], room)
+            said, known = generate(asked or [list(prompts[0])], room, speaking or [0])
             for place, n in enumerate(speaking):
                 left = limit - len(responses[n].ids)
                 responses[n].say(said[place][:left], known[place][:left] if known else None)

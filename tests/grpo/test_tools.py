@@ -139,7 +139,7 @@ def test_a_validation_calls_tools_too(tmp_path: Path) -> None:
     assert longest <= 40
     short = trainer.sample(["1 + 2 ="] * 12, batch_size=12, seed=3, max_tokens=8)
     assert max(completion.tokens for completion in short) <= 8
-    assert max(len(response.ids) for response in trainer.rollout_tools.last) <= 8
+    assert max(len(response.ids) for response in trainer.policy_tools.last) <= 8
     assert trainer.most_tokens == 40
 
 
@@ -301,9 +301,9 @@ class Engine:
     def largest_of_ranks(self, number: int) -> int:
         return number
 
-    def _generate_single_turn(self, prompts: list[list[int]], *_: object) -> Any:
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
         self.generated_logps = [[-0.5, -0.25, None] for _ in prompts]  # vLLM's NaN is None
-        return [list(self.said) for _ in prompts], self.generated_logps
+        return [list(self.said) for _ in prompts]
 
 
 def test_an_engines_log_probabilities_stay_with_their_tokens() -> None:
@@ -335,7 +335,7 @@ def test_a_penalty_of_length_counts_the_models_tokens(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, reward, max_steps=1)
     trainer.train()
     assert lengths == [row["tokens"] for row in trainer.last_rollout]
-    assert any(len(response.ids) > len(response.own_ids) for response in trainer.rollout_tools.last)
+    assert any(len(response.ids) > len(response.own_ids) for response in trainer.policy_tools.last)
 
 
 def test_advantages_per_token_are_those_of_own_tokens() -> None:

@@ -68,5 +68,5 @@ def constructing(
     ]
     if config.tools:
         use = ToolUse.of(config, trainer._tokenizer)
-        trainer.rollout_tools = RolloutTools(use, trainer)
+        trainer.policy_tools = RolloutTools(use, trainer)
         trainer.tools = use.box.functions  # TRL then takes its path of tools, and its loop is ours

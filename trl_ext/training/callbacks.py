@@ -247,6 +247,7 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
         "step": step,
         "format_rate": 1 - figures["outcomes"]["neither"],
         **{name: value for name, value in figures.items() if name in _FIGURES or name.startswith("pass@")},
+        **figures.get("tools", {}),
     }
     return {f"{VALIDATIONS}{name}": value for name, value in logged.items() if value is not None}
 

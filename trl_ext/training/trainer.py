@@ -66,7 +66,7 @@ from trl_ext.generation.sampling import (
     without_adapter,
 )
 from trl_ext.generation.token_logprobs import TokenLogProbs
-from trl_ext.generation.tokens import completion_texts
+from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import (
@@ -93,6 +93,7 @@ from trl_ext.training.checkpoint_state import (
     without_state,
 )
 from trl_ext.training.faults import NonFiniteError, lack_of_room, loss_scale, write_report
+from trl_ext.training.policy_tools import PolicyTools
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.trackers import send_table, trackers_last
 
@@ -117,6 +118,7 @@ class ReliableTrainer(Trainer):
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     restored_step: int | None = None  # whose weights the run ends with, where they are not the last
+    policy_tools: PolicyTools | None = None  # of the setting `tools`
     generated_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
@@ -557,13 +559,19 @@ class ReliableTrainer(Trainer):
         with self._sampling(temperature, max_tokens):
             return self.vllm_generation.parameters() if self.use_vllm else shown(self.generation_config, self.args.stop)
 
-    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion of the current policy per prompt, as token ids."""
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
+        """One completion of the current policy per prompt, as token ids; with tools it may end with a call."""
         raise NotImplementedError
 
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion of the current policy per prompt, as token ids, those of tools among them."""
+        ids = prompt_ids(self._tokenizer, prompts)
+        first = self.turn_ids(ids)
+        return first if self.policy_tools is None else self.policy_tools.continued(ids, first)
+
     def own_tokens(self, ids_of_rows: list[list[int]]) -> list[list[int]]:
-        """Those of the responses that `completion_ids` returned last which the policy has sampled: all of them."""
-        return ids_of_rows
+        """Those of the responses that `completion_ids` returned last which the policy has sampled."""
+        return ids_of_rows if self.policy_tools is None else self.policy_tools.own_ids()
 
     @property
     def most_tokens(self) -> int:
@@ -634,13 +642,13 @@ class ReliableTrainer(Trainer):
             chosen = order[start : start + size]
             with without_dropout(self.model):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
-            finished = self._is_finished(ids_of_rows)
-            ids_of_rows = self.own_tokens(ids_of_rows)
+            finished, ids_of_rows = self._is_finished(ids_of_rows), self.own_tokens(ids_of_rows)
+            told = [None] * len(chosen) if self.policy_tools is None else self.policy_tools.told()
             texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
             entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.generated_logps)
-            rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
-            for i, text, ids, end, entropy in rows:
-                completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
+            rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, told, strict=True)
+            for i, text, ids, end, entropy, turns in rows:
+                completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy, turns=turns)
         return [completions[i] for i in range(len(prompts))]
 
     def place_in_run(self) -> Place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_turns_are_read_apart_and_only_own_ones_learned(max_length: int | None) 
     (called, plain), too_long = tokenized(rows, tokenizer, max_length)
     pieces = [tokenizer(text=text)["input_ids"] for _, text in turns]
     end = tokenizer.eos_token_id
-    assert called["input_ids"] == [*tokenizer(text="1+1=")["input_ids"], *sum(pieces, []), end]
+    assert called["input_ids"] == [*tokenizer(text="1+1=")["input_ids"], *itertools.chain(*pieces), end]
     own = [int(role == "assistant") for (role, _), ids in zip(turns, pieces, strict=True) for _ in ids]
     assert called["completion_mask"] == [0] * 4 + own + [1]
     assert plain["input_ids"][4:] == [*tokenizer(text="so7")["input_ids"], end]

@@ -81,9 +81,7 @@ class Scripted:
     def first(self) -> list[list[int]]:
         return [self.ids(text) for text in self.turns.pop(0)]
 
-    def __call__(
-        self, prompts: list[list[int]], room: int, places: Sequence[int] = ()
-    ) -> tuple[list[list[int]], Any]:
+    def __call__(self, prompts: list[list[int]], room: int, places: Sequence[int] = ()) -> tuple[list[list[int]], Any]:
         self.asked.append(prompts)
         self.rooms.append(room)
         said = [self.ids(text)[:room] for text in self.turns.pop(0)]

@@ -8,8 +8,9 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -42,8 +43,10 @@ SHOWN = (
 class Sampler(Protocol):
     """A model in an engine, with settings."""
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
-        """One completion per prompt."""
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
+        """One completion per prompt; `rows` are the problems, for tools that are environments."""
 
     def parameters(self) -> dict[str, Any]:
         """What the engine is told about sampling."""
@@ -63,6 +66,8 @@ class SeveralTurns(Protocol):
         logps: Sequence[Sequence[float | None]] | None,
         generate: Callable[[list[list[int]], int, Sequence[int]], Any],
         limit: int,
+        *,
+        rows: Sequence[Mapping[str, Any]],
     ) -> Sequence[Any]:
         """Responses, with `ids`, `own_ids`, `own_logps` and `told`."""
 
@@ -116,21 +121,25 @@ class HFSampler:
         """Of the weights that sample."""
         return str(self.model.dtype).removeprefix("torch.")
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
         """One completion per prompt."""
         completions: list[Completion] = []
         for start in range(0, len(prompts), self.batch_size):
+            batch = slice(start, start + self.batch_size)
             with torch.random.fork_rng():
                 torch.manual_seed(derive_seed(self.sampling.seed, numbers[start]))
-                completions += self._batch(prompts[start : start + self.batch_size])
+                completions += self._batch(prompts[batch], rows[batch])
         return completions
 
-    def _batch(self, prompts: Sequence[str]) -> list[Completion]:
+    def _batch(self, prompts: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[Completion]:
         ids = prompt_ids(self.tokenizer, prompts)
         rows, logps = self._turn(ids, self.sampling.max_tokens)
         ends = eos_ids_of(self.config)
         if self.turns is not None:
-            return _of_several_turns(self.turns, ids, rows, logps, self._turn, self.tokenizer, ends, self.sampling)
+            turns = functools.partial(self.turns.continued, rows=problems)
+            return _of_several_turns(turns, ids, rows, logps, self._turn, self.tokenizer, ends, self.sampling)
         finished = is_finished(rows, self.tokenizer, ends, list(self.sampling.stop), self.sampling.min_tokens).tolist()
         texts = completion_texts(self.tokenizer, rows, ends)
         return [
@@ -154,12 +163,12 @@ class HFSampler:
 
 
 def _of_several_turns(
-    turns: SeveralTurns, prompts: Sequence[Sequence[int]], first: Sequence[Sequence[int]],
+    continued: Callable[..., Sequence[Any]], prompts: Sequence[Sequence[int]], first: Sequence[Sequence[int]],
     logps: Sequence[Sequence[float | None]], generate: Callable[[list[list[int]], int, Sequence[int]], Any],
     tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], sampling: Sampling,
 ) -> list[Completion]:  # fmt: skip
     """Completions whose texts and tokens are the model's own, of which the first turns have been sampled."""
-    responses = turns.continued(prompts, first, logps, generate, sampling.max_tokens)
+    responses = continued(prompts, first, logps, generate, sampling.max_tokens)
     whole, stop = [response.ids for response in responses], list(sampling.stop)
     finished = is_finished(whole, tokenizer, ends, stop, sampling.min_tokens).tolist()
     texts = completion_texts(tokenizer, [response.own_ids for response in responses], ends)
@@ -212,15 +221,19 @@ class VLLMSampler:
         """Of the weights that sample."""
         return str(self.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
         with steps_counted(self.llm, advance), interruptible():
             if self.turns is not None:
-                return self._in_turns(self.turns, prompts, numbers)
+                return self._in_turns(functools.partial(self.turns.continued, rows=rows), prompts, numbers)
             params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
             return vllm_sample(self.llm, prompts, params)
 
-    def _in_turns(self, turns: SeveralTurns, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+    def _in_turns(
+        self, continued: Callable[..., Sequence[Any]], prompts: Sequence[str], numbers: Sequence[int]
+    ) -> list[Completion]:
         tokenizer, seeds = self.llm.get_tokenizer(), [derive_seed(self.sampling.seed, number) for number in numbers]
 
         def turn(ids: list[list[int]], most_tokens: int, places: Sequence[int]) -> tuple[list[list[int]], Any]:
@@ -236,7 +249,7 @@ class VLLMSampler:
         asked = prompt_ids(tokenizer, prompts)
         first, logps = turn(asked, self.sampling.max_tokens, range(len(asked)))
         ends = eos_ids_of(self.generation_config, tokenizer.eos_token_id)
-        return _of_several_turns(turns, asked, first, logps, turn, tokenizer, ends, self.sampling)
+        return _of_several_turns(continued, asked, first, logps, turn, tokenizer, ends, self.sampling)
 
 
 def vllm_params(sampling: Sampling, seed: int) -> SamplingParams:

@@ -14,6 +14,7 @@ from torch import Tensor
 from trl_ext.generation.floats import widest_float
 from trl_ext.training.policy_tools import PolicyTools
 from trl_ext.turns.responses import Logps, Response
+from trl_ext.turns.tools import environment_of
 
 if TYPE_CHECKING:
     from trl_ext.grpo.rollout import Rollout
@@ -63,6 +64,20 @@ class RolloutTools(PolicyTools):
             if chosen.any():
                 metrics[f"tools/accuracy_{name}_call"] = correct[chosen].mean().item()
         return metrics
+
+
+def with_environments_reward(functions: Any, tools: str | None, trainer: Any) -> Any:
+    """TRL's `reward_funcs`, and `get_reward` of the environment among the tools where it has one, as in TRL."""
+    kind = environment_of(tools) if tools else None
+    if kind is None or not callable(getattr(kind, "get_reward", None)):
+        return functions
+
+    def own(completions: Sequence[str], **_: object) -> list[float]:
+        rewards: list[float] = trainer.policy_tools.environment_rewards()
+        return rewards
+
+    own.__name__ = kind.__name__
+    return [*(functions if isinstance(functions, list) else [functions]), own]
 
 
 def _by_token(response: Response) -> Iterator[tuple[float | None, int]]:

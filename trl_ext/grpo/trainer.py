@@ -217,6 +217,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
         if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]
+        if self.policy_tools is not None:
+            self.policy_tools.rows = inputs
         with only_what_is_used(self, self._is_on_policy() if self._defers_old_log_probs() else None):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
         assert self._rewarded is not None
@@ -299,7 +301,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=device)
         rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
         weights, rank = self.reward_weights.to(device), self.accelerator.process_index
-        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank)
+        turns = None if self.policy_tools is None else self.policy_tools.turns(device)
+        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank, turns)
         rows = log_rows(inputs, prompts, completions, completion_ids_list, self.generated_logps)
         self.generated_logps = None  # a rollout of somebody else's function would find this one's
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)

@@ -278,9 +278,10 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         return rows
 
     def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
-        prompts = [row["prompt"] for _, row in part]
-        completions = self.sample(prompts, self.args.rollout_batch_size, seed, purpose="sampling")
-        rows = run_on_main_and_broadcast(lambda: grade_rows([row for _, row in part], completions, self.grader))
+        asked = [row for _, row in part]
+        prompts, size = [row["prompt"] for row in asked], self.args.rollout_batch_size
+        completions = self.sample(prompts, size, seed, purpose="sampling", rows=asked)
+        rows = run_on_main_and_broadcast(lambda: grade_rows(asked, completions, self.grader))
         return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
 
     def _step_folder(self, step: int) -> Path:

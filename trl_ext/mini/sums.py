@@ -1,4 +1,4 @@
-"""Sums of numbers that are too long to add without writing: a policy that calls a tool can, and one that guesses cannot.
+"""Sums of numbers too long to add without writing: a policy that calls a tool can, and one that guesses cannot.
 
 A working is a call in fences with the tool's answer (`trl_ext.turns.protocols.Fences`), or the sum written down at
 once. The base policy has read both, so it calls some of the time. Where nothing answers its call, it makes up the
@@ -37,7 +37,10 @@ def sums(*, digits: int = 7, terms: int = 3, calls: float = 0.3, tool: str = "ca
     if tool not in TOOLS:
         raise ValueError(f"tool must be one of {', '.join(TOOLS)}, got {tool!r}")
     return Task(
-        partial(problems, digits, terms), partial(work, calls, tool), check_steps, policy=BasePolicyConfig(max_length=512)
+        partial(problems, digits, terms),
+        partial(work, calls, tool),
+        check_steps,
+        policy=BasePolicyConfig(max_length=512),
     )
 
 
@@ -55,11 +58,8 @@ def _draw(digits: int, terms: int, split: str, rng: Random) -> Iterator[Row]:
         written = "+".join(map(str, numbers))
         problem = f"What is ${written}$?"
         if split_of(problem) == split:
-            answer = str(sum(numbers))
-            level = -(-(length - 1) * len(LEVELS) // (digits - 1))
-            yield {
-                "problem": problem, "solution": f"{written}={answer}", "answer": answer, "level": level, "subject": "sums",
-            }  # fmt: skip
+            row = {"problem": problem, "solution": f"{written}={sum(numbers)}", "answer": str(sum(numbers))}
+            yield {**row, "level": -(-(length - 1) * len(LEVELS) // (digits - 1)), "subject": "sums"}
 
 
 def work(calls: float, tool: str, row: Row, rng: Random) -> tuple[str, str]:
@@ -76,5 +76,7 @@ def check_steps(problem: str, response: str) -> list[Step]:
     steps = []
     for match in _EQUATION.finditer(response):
         is_valid = sum(map(int, match[1].split("+"))) == int(match[2])
-        steps.append(Step(match.start(), match.end(), is_valid, is_valid and found is not None and match[1] == found[0]))
+        steps.append(
+            Step(match.start(), match.end(), is_valid, is_valid and found is not None and match[1] == found[0])
+        )
     return steps

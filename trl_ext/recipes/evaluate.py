@@ -387,7 +387,7 @@ def _sample(
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
             try:
-                completions = sampler([problem["prompt"] for problem in chosen], numbers)
+                completions = sampler([problem["prompt"] for problem in chosen], numbers, chosen)
             except FloatingPointError as error:
                 raise InputError(f"model {settings.model_name_or_path!r}: {error}") from error
             graded = grade_rows(chosen, completions, grader)

@@ -208,7 +208,7 @@ class Validation(TrainerCallback):
         is_chosen = self.restore_best and restored is not None
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         asked = [problem for problem in problems for _ in range(self.samples)]
-        completions = trainer.sample([problem["prompt"] for problem in asked], **sampling)
+        completions = trainer.sample([problem["prompt"] for problem in asked], rows=asked, **sampling)
         rows: list[dict[str, Any]] = []  # of the main process, which logs them
 
         def grade() -> dict[str, Any]:

@@ -34,7 +34,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -601,6 +601,7 @@ class ReliableTrainer(Trainer):
         temperature: float | None = None,
         max_tokens: int | None = None,
         purpose: str = "validation",
+        rows: Sequence[Mapping[str, Any]] = (),
     ) -> list[Completion]:
         """Sample one completion per prompt from the current policy, with the prompts split across ranks.
 
@@ -611,13 +612,15 @@ class ReliableTrainer(Trainer):
             temperature: None for the rollouts'; 0 means greedy decoding.
             max_tokens: None for the rollouts'.
             purpose: what the lines of progress call it.
+            rows: the problems, for tools that are environments.
 
         Returns:
             On the main process, completions in the order of the prompts; elsewhere nothing, since nobody reads them.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        mine = list(prompts[rank::ranks])
-        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal on all ranks, or collectives would hang
+        places = list(range(rank, len(prompts), ranks))
+        places += [0] * (-(-len(prompts) // ranks) - len(places))  # equal on all ranks, or collectives would hang
+        mine, problems = [prompts[n] for n in places], [rows[n] for n in places if rows]
         batch_size = len(mine) if self.use_vllm else batch_size
         is_greedy = (self.args.temperature if temperature is None else temperature) == 0
         seeded = self.vllm_generation.measuring(seed) if self.use_vllm else contextlib.nullcontext()
@@ -630,16 +633,20 @@ class ReliableTrainer(Trainer):
             seeded,
         ):
             torch.manual_seed(seed + rank)
-            completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy)
+            completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy, problems)
         gathered = gather_on_main([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))] if gathered else []
 
-    def _sample_in_batches(self, prompts: Sequence[str], size: int, is_greedy: bool) -> list[Completion]:
+    def _sample_in_batches(
+        self, prompts: Sequence[str], size: int, is_greedy: bool, problems: Sequence[Mapping[str, Any]]
+    ) -> list[Completion]:
         """This rank's completions, in the order of the prompts."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # similar lengths need little padding
         completions: dict[int, Completion] = {}
         for start in range(0, len(prompts), size):
             chosen = order[start : start + size]
+            if self.policy_tools is not None:
+                self.policy_tools.rows = [problems[i] for i in chosen if problems]
             with without_dropout(self.model):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
             finished, ids_of_rows = self._is_finished(ids_of_rows), self.own_tokens(ids_of_rows)

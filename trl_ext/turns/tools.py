@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from trl_ext.rewards.workers.pool import Failure, Pool, PoolError, WorkerLimits
 from trl_ext.sandbox.limits import Limits, ProgramFailure, ProgramOutcome, SandboxError
 from trl_ext.sandbox.pool import SandboxPool
 from trl_ext.turns.calculator import calculator
+from trl_ext.turns.environment import Environments, is_environment, methods_of
 
 # What rewards call the truth, which nothing may hand to a tool: see `check_function`.
 TRUTHS = ("answer", "ground_truth", "truth", "solution", "reference")
@@ -35,12 +37,14 @@ class Call:
     Attributes:
         arguments: by name; None if they cannot be read, and `fault` says why.
         earlier: the arguments of this response's earlier calls of the same tool.
+        place: of the response, among those that are sampled together.
     """
 
     name: str
     arguments: Mapping[str, Any] | None
     fault: str = ""
     earlier: tuple[Mapping[str, Any], ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,7 @@ class Toolbox:
     """The tools of a run, by name."""
 
     tools: dict[str, Tool] = field(default_factory=dict)
+    environments: list[Environments] = field(default_factory=list)
 
     @classmethod
     def of(cls, names: str, seconds: float, keeps_state: bool = False) -> Toolbox:
@@ -212,13 +217,28 @@ class Toolbox:
             ValueError: one is unknown, twice, or cannot be described to a model, or programs cannot be isolated here.
         """
         box = cls()
-        for name in (part.strip() for part in names.split(",")):
-            tool = _made(name, seconds, keeps_state)
-            own = tool.function.__name__
-            if own in box.tools:
-                raise ValueError(f"tools: two are called {own!r}: rename one, or leave it out")
-            box.tools[own] = tool
+        for name in map(str.strip, names.split(",")):
+            made = _made(name, seconds, keeps_state)
+            if isinstance(made, Environments):
+                if box.environments:
+                    raise ValueError(f"tools: {name} is a second environment, and a response has one")
+                box.environments.append(made)
+            tools = list(map(made.tool, methods_of(made.kind))) if isinstance(made, Environments) else [made]
+            for tool in tools:
+                own = tool.function.__name__
+                if own in box.tools:
+                    raise ValueError(f"tools: two are called {own!r}: rename one, or leave it out")
+                box.tools[own] = tool
         return box
+
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Reset the environments for responses to these problems."""
+        for environments in self.environments:
+            environments.begin(rows)
+
+    def turn_rewards(self, place: int) -> float:
+        """The sum of what a response's turns have been given so far."""
+        return sum(environments.turn_rewards(place) for environments in self.environments)
 
     @property
     def functions(self) -> list[Callable[..., Any]]:
@@ -226,12 +246,15 @@ class Toolbox:
         return [tool.function for tool in self.tools.values()]
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
-        """One answer per call, in their order."""
+        """One answer per call, in their order, in which an environment's methods are called, too."""
         answers: dict[int, Answer] = {}
-        for name in {call.name for call in calls}:
-            places = [place for place, call in enumerate(calls) if call.name == name]
-            answers |= zip(places, self._by(name, [calls[place] for place in places]), strict=True)
-        return [answers[place] for place in range(len(calls))]
+        together = defaultdict[object, list[int]](list)
+        for number, call in enumerate(calls):
+            together[getattr(self.tools.get(call.name), "environments", call.name)].append(number)
+        for numbers in together.values():
+            asked = [calls[number] for number in numbers]
+            answers |= zip(numbers, self._by(asked[0].name, asked), strict=True)
+        return [answers[number] for number in range(len(calls))]
 
     def _by(self, name: str, calls: Sequence[Call]) -> list[Answer]:
         if name not in self.tools:
@@ -248,7 +271,7 @@ class Toolbox:
             tool.close()
 
 
-def _made(name: str, seconds: float, keeps_state: bool) -> Tool:
+def _made(name: str, seconds: float, keeps_state: bool) -> Tool | Environments:
     if name == "calculator":
         return Calculator()
     if name == "python":
@@ -259,14 +282,43 @@ def _made(name: str, seconds: float, keeps_state: bool) -> Tool:
             raise ValueError(f"tools: python: {said}. Leave it out, or start where namespaces are allowed") from error
     if ":" not in name:
         raise ValueError(f"tools: {unknown('tool', name, NAMES)}, or file.py:function")
-    check_function(import_function(name, "tool"), name)
+    for function in functions_of(name):
+        check_function(function, name if function is named(name) else f"{name}.{function.__name__}")
+    if is_environment(named(name)):
+        return Environments(named(name), seconds, _MOST_CHARACTERS)
     return OwnFunction(name, seconds)
 
 
+def environment_of(names: str) -> type | None:
+    """The class among the tools that is an environment, if one is."""
+    own = [named(name) for name in map(str.strip, names.split(",")) if ":" in name]
+    return next(filter(is_environment, own), None)
+
+
+def named(path: str) -> Any:
+    """The function or the class file.py:NAME.
+
+    Raises:
+        ValueError: it is not there, or a class that is no environment, or one without a method to call.
+    """
+    own = import_function(path, "tool")
+    if inspect.isclass(own) and not is_environment(own):
+        raise ValueError(
+            f"tools: {path} is a class without reset: give it one, which gets a problem's row, or a function"
+        )
+    if is_environment(own) and not methods_of(own):
+        raise ValueError(f"tools: {path} has no public method next to reset and get_reward, which would be the tools")
+    return own
+
+
 def functions_of(names: str) -> list[Callable[..., Any]]:
-    """The functions of tools, none of which is started."""
-    own = {"python": python, "calculator": calculator}
-    return [own.get(name) or import_function(name, "tool") for name in map(str.strip, names.split(","))]
+    """The functions of tools, and methods of environments, none of which is started."""
+    own: dict[str, Callable[..., Any]] = {"python": python, "calculator": calculator}
+    functions = []
+    for name in map(str.strip, names.split(",")):
+        one = own.get(name) or named(name)
+        functions += [getattr(one(), method) for method in methods_of(one)] if is_environment(one) else [one]
+    return functions
 
 
 def check_function(function: Callable[..., Any], path: str) -> None:

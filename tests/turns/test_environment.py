@@ -1,0 +1,175 @@
+"""Environments: each response's own, reset with its problem; what turns earn; and what a class has to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.countdown_game import CountdownByTurns, CountdownGame
+from tests.support.tiny import CALL, WAIT, calling_model, make_trainer, tool_tokenizer
+from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.algorithms.advantages import ADVANTAGES, group_std, turn_returns
+from trl_ext.turns.protocols import Fences
+from trl_ext.turns.responses import ToolUse
+from trl_ext.turns.tools import Call, Toolbox, functions_of
+
+OWN = "tests/support/own_environments.py"
+ROWS = [{"prompt": f"{n}+1=", "answer": "6", "start": n} for n in range(8)]
+
+
+def called(name: str, place: int = 0, **arguments: Any) -> Call:
+    return Call(name, arguments, place=place)
+
+
+def test_every_response_has_its_own_and_calls_keep_their_order() -> None:
+    box = Toolbox.of(f"{OWN}:Counter,calculator", 1.0)
+    assert [function.__name__ for function in box.functions] == ["add", "double", "calculator"]
+    box.begin(ROWS[1:4])
+    calls = [
+        called("add", 0, number=4), called("double", 1, times=1), called("double", 0, times=1), called("add", 0, number=1),
+        called("calculator", expression="2*3"), called("add", 2, number=-3), called("add", 1, number=5),
+    ]  # fmt: skip
+    assert [answer.text for answer in box.answers(calls)] == ["5", "4", "10", "11", "6", "0", "9"]
+    assert [box.turn_rewards(place) for place in range(3)] == [5.0, 5.0, -3.0]
+    box.begin(ROWS[5:6])  # which begins anew with what is there
+    assert [answer.text for answer in box.answers([called("add", number=0)])] == ["5"]
+    assert box.turn_rewards(0) == 0
+
+
+def test_what_a_method_does_is_an_answer() -> None:
+    box = Toolbox.of(f"{OWN}:Counter", 0.3)
+    box.begin(ROWS[:1])
+    calls = [called("add", number=13), called("add"), called("add", number=99), called("reset"), called("add", number=1)]
+    answers = box.answers(calls)
+    assert [answer.kind for answer in answers] == ["failed", "failed", "timeout", "failed", "ok"]
+    assert [answer.text for answer in answers[:1]] == ["Error: not that one"]
+    assert answers[2].text == "Error: took longer than 0.3 s"
+    assert "no tool 'reset'" in answers[3].text
+    assert answers[4].text == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Untyped", "Untyped.add: .*a tool needs a type for every argument"),
+        ("Telling", "Telling.check has the argument 'answer', which is what rewards call the truth"),
+        ("Idle", "has no public method next to reset and get_reward"),
+        ("NoReset", "is a class without reset"),
+        ("Nothing", "has no function 'Nothing'"),
+        (f"Counter,{OWN}:Calculators", "is a second environment, and a response has one"),
+        ("Calculators,calculator", "two are called 'calculator'"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Toolbox.of(f"{OWN}:{name}", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Talkative", "Talkative.reset returned 'Begin!': prompts are made before responses begin"),
+        ("Broken", "Broken.reset raised KeyError: 'numbers'"),
+    ],
+)
+def test_a_reset_that_fails_says_whose_it_is(name: str, said: str) -> None:
+    with pytest.raises(RuntimeError, match=said):
+        Toolbox.of(f"{OWN}:{name}", 1.0).begin(ROWS)
+    with pytest.raises(ValueError, match="is reset with the rows of the problems, and there are none"):
+        Toolbox.of(f"{OWN}:{name}", 1.0).begin([])
+
+
+def test_a_turn_has_its_tokens_and_what_it_earned() -> None:
+    tokenizer = tool_tokenizer()
+    box = Toolbox.of(f"{OWN}:Calculators", 1.0)
+    use = ToolUse(tokenizer, box, Fences(tokenizer, box.functions), 3, 20)
+    ids = [tokenizer.convert_tokens_to_ids(words) for words in ([CALL, "2*3", WAIT], ["guess", "7", "<eos>"])]
+    again = [tokenizer.convert_tokens_to_ids(["so", "6"])]
+    first, second = use.continued(
+        [[1], [2]], ids, None, lambda prompts, room, places: (again, None), 40, rows=ROWS[:2]
+    )  # fmt: skip
+    assert first.turns == [(3, 1.0), (2, 0.0)]
+    assert second.turns == [(3, 0.0)]
+
+
+def test_advantages_of_turns_are_the_papers_by_hand() -> None:
+    lengths = torch.tensor([[[2, 1], [3, 0]]])
+    rewards = torch.tensor([[[0.5, 0.0], [0.0, 0.0]]])
+    got = turn_returns(torch.tensor([[1.0, 0.0]]), turn_lengths=lengths, turn_rewards=rewards, eps=0.0)
+    r = torch.tensor([0.5, 1.0, 0.0])  # turn 1 and 2 of the first response, turn 1 of the second
+    a, b, c = ((r - r.mean()) / r.std()).tolist()
+    assert got[0].tolist() == [pytest.approx([a + b, a + b, b]), pytest.approx([c, c, c])]
+
+
+def test_with_one_turn_each_they_are_those_of_grpo() -> None:
+    reward = torch.tensor([[1.0, 0.0, torch.nan, 0.5], [0.0, 1.0, 1.0, 1.0]])
+    lengths = torch.tensor([[[3], [1], [2], [3]], [[1], [2], [3], [1]]])
+    got = turn_returns(reward, turn_lengths=lengths, turn_rewards=torch.zeros(2, 4, 1))
+    whole = group_std(reward)
+    for p in range(2):
+        for g in range(4):
+            n = int(lengths[p, g, 0])
+            expected = whole[p, g].nan_to_num(0.0)
+            assert torch.allclose(got[p, g, :n], expected.expand(n))
+            assert (got[p, g, n:] == 0).all()
+    assert "turn_rewards" in ADVANTAGES.inputs_of(turn_returns)
+
+
+def test_the_shipped_game_answers_and_pays_by_turn() -> None:
+    game = CountdownByTurns()
+    game.reset(answer="24: 3 8 1", problem="Make $24$.")
+    said = [game.attempt(text) for text in ("3+8", "3+8", "3*9", "3*8", "__import__('os')")]
+    assert said[:2] == ["equals 11"] * 2
+    assert said[2:4] == ["uses numbers that are not given, or one too often", "equal"]
+    assert said[4].startswith("not an expression")
+    assert game.turn_rewards == [0.0, -0.1, 0.0, 0.5, 0.0]
+    names = [function.__name__ for function in functions_of("recipes/countdown_game.py:CountdownGame")]
+    assert names == ["attempt"]
+    assert not hasattr(CountdownGame(), "turn_rewards")
+
+
+SETTINGS: dict[str, Any] = {
+    "tools": f"{OWN}:Calculators", "preset": "grpo_clip", "max_completion_length": 40, "max_turns": 3, "max_steps": 2,
+    "learning_rate": 0.001,
+}  # fmt: skip
+
+
+def says_six(completions: list[str], **_: Any) -> list[float]:
+    return [float(text.endswith("6")) for text in completions]
+
+
+def trained(path: Path, **more: Any) -> Any:
+    from datasets import Dataset
+
+    tokenizer = tool_tokenizer()
+    data = {"model": calling_model(tokenizer), "processing_class": tokenizer, "train_dataset": Dataset.from_list(ROWS)}
+    trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, says_six, **data, **SETTINGS | more)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.slow
+def test_a_rollout_plays_and_its_turns_are_trained_on(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, advantage="turn_returns")
+    rows = trainer.last_rollout
+    for row in rows:
+        calls = sum(turn["role"] == "tool" for turn in row["turns"])
+        start = int(row["prompt"][0])
+        assert row["rewards"]["Calculators"] == start + calls  # get_reward, as TRL adds it
+        assert row["rewards"]["says_six"] == float(row["response"].endswith("6"))
+    assert any("tool" in {turn["role"] for turn in row["turns"]} for row in rows)
+    batch = trainer._buffered_inputs[0]
+    assert batch["advantages"].shape == batch["completion_ids"].shape
+    assert (batch["advantages"][batch["tool_mask"] == 0] == 0).all()
+    completions = trainer.sample([row["prompt"] for row in ROWS], 8, 0, rows=ROWS)
+    assert any(len(completion.turns or ()) > 1 for completion in completions)
+    with pytest.raises(ValueError, match="and there are none"):
+        trainer.sample(["1+1="], 8, 0)
+
+
+def test_advantages_of_turns_need_turns(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="advantage 'turn_returns' is of turns, which responses have with tools"):
+        ExtGRPOConfig(output_dir=str(tmp_path), preset="grpo_clip", advantage="turn_returns", use_cpu=True)

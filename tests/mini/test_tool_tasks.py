@@ -93,7 +93,8 @@ def test_no_problem_is_in_both_splits(name: str) -> None:
                 "countdown_game" else row["problem"] for row in islice(task_of(name).problems(split, 0), 2000)}  # fmt: skip
 
     train, validation = map(asked, SPLITS)
-    assert train and validation
+    assert train
+    assert validation
     assert not train & validation
     with pytest.raises(ValueError, match="unknown split 'test'"):
         task_of(name).problems("test", 0)

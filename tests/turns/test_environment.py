@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from recipes.countdown_game import CountdownByTurns, CountdownGame
 from tests.support.tiny import CALL, WAIT, calling_model, make_trainer, tool_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
-from trl_ext.algorithms.advantages import ADVANTAGES, group_std, turn_returns
 from trl_ext.turns.protocols import Fences
 from trl_ext.turns.responses import ToolUse
 from trl_ext.turns.tools import Call, Toolbox, functions_of
@@ -42,7 +40,13 @@ def test_every_response_has_its_own_and_calls_keep_their_order() -> None:
 def test_what_a_method_does_is_an_answer() -> None:
     box = Toolbox.of(f"{OWN}:Counter", 0.3)
     box.begin(ROWS[:1])
-    calls = [called("add", number=13), called("add"), called("add", number=99), called("reset"), called("add", number=1)]
+    calls = [
+        called("add", number=13),
+        called("add"),
+        called("add", number=99),
+        called("reset"),
+        called("add", number=1),
+    ]
     answers = box.answers(calls)
     assert [answer.kind for answer in answers] == ["failed", "failed", "timeout", "failed", "ok"]
     assert [answer.text for answer in answers[:1]] == ["Error: not that one"]
@@ -95,29 +99,6 @@ def test_a_turn_has_its_tokens_and_what_it_earned() -> None:
     assert second.turns == [(3, 0.0)]
 
 
-def test_advantages_of_turns_are_the_papers_by_hand() -> None:
-    lengths = torch.tensor([[[2, 1], [3, 0]]])
-    rewards = torch.tensor([[[0.5, 0.0], [0.0, 0.0]]])
-    got = turn_returns(torch.tensor([[1.0, 0.0]]), turn_lengths=lengths, turn_rewards=rewards, eps=0.0)
-    r = torch.tensor([0.5, 1.0, 0.0])  # turn 1 and 2 of the first response, turn 1 of the second
-    a, b, c = ((r - r.mean()) / r.std()).tolist()
-    assert got[0].tolist() == [pytest.approx([a + b, a + b, b]), pytest.approx([c, c, c])]
-
-
-def test_with_one_turn_each_they_are_those_of_grpo() -> None:
-    reward = torch.tensor([[1.0, 0.0, torch.nan, 0.5], [0.0, 1.0, 1.0, 1.0]])
-    lengths = torch.tensor([[[3], [1], [2], [3]], [[1], [2], [3], [1]]])
-    got = turn_returns(reward, turn_lengths=lengths, turn_rewards=torch.zeros(2, 4, 1))
-    whole = group_std(reward)
-    for p in range(2):
-        for g in range(4):
-            n = int(lengths[p, g, 0])
-            expected = whole[p, g].nan_to_num(0.0)
-            assert torch.allclose(got[p, g, :n], expected.expand(n))
-            assert (got[p, g, n:] == 0).all()
-    assert "turn_rewards" in ADVANTAGES.inputs_of(turn_returns)
-
-
 def test_the_shipped_game_answers_and_pays_by_turn() -> None:
     game = CountdownByTurns()
     game.reset(answer="24: 3 8 1", problem="Make $24$.")
@@ -168,8 +149,3 @@ def test_a_rollout_plays_and_its_turns_are_trained_on(tmp_path: Path) -> None:
     assert any(len(completion.turns or ()) > 1 for completion in completions)
     with pytest.raises(ValueError, match="and there are none"):
         trainer.sample(["1+1="], 8, 0)
-
-
-def test_advantages_of_turns_need_turns(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="advantage 'turn_returns' is of turns, which responses have with tools"):
-        ExtGRPOConfig(output_dir=str(tmp_path), preset="grpo_clip", advantage="turn_returns", use_cpu=True)

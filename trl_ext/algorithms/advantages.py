@@ -7,7 +7,7 @@ compare within a group raise ValueError for fewer than 2 completions per prompt.
 A member that needs more than the total reward has one of these as a keyword-only parameter without default, and gets
 it: `rewards` (P, G, K) of each reward function, with their `weights` (K,); `lengths` (P, G) in tokens; `truncated` and
 `correct` (P, G), the second NaN where neither is known; `turn_lengths` and `turn_rewards` (P, G, S), tokens of each of
-the model's turns, 0 where there is none, and what an environment gave for it.
+the model's turns, 0 after the last, and what an environment gave for it; one turn where there are no tools.
 
 Letters: P prompts, G completions per prompt, K reward functions, S turns, T tokens of the longest completion.
 """
@@ -42,8 +42,11 @@ def _fault(advantage: Callable[..., Tensor], group_size: int) -> str | None:
     return None
 
 
-OF_TURNS = ("turn_lengths", "turn_rewards")
-ADVANTAGES = Registry("advantage", _fault, inputs=["rewards", "weights", "lengths", "truncated", "correct", *OF_TURNS])
+ADVANTAGES = Registry(
+    "advantage",
+    _fault,
+    inputs=["rewards", "weights", "lengths", "truncated", "correct", "turn_lengths", "turn_rewards"],
+)
 
 
 def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:

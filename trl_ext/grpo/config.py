@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trl import GRPOConfig
 from trl.rewards import get_soft_overlong_punishment
 
-from trl_ext.algorithms.advantages import ADVANTAGES, OF_TURNS
+from trl_ext.algorithms.advantages import ADVANTAGES
 from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.distillation import DISTILLATIONS
 from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
@@ -290,13 +290,6 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         self._resolve_axes()
         super().__post_init__()
         check_tools(self)
-        of_turns = (
-            [name for name in ADVANTAGES.inputs_of(self.advantage_fn()) if name in OF_TURNS] if self.uses_axes else []
-        )
-        if of_turns and not self.tools:
-            raise ValueError(
-                f"advantage {self.advantage!r} is of turns, which responses have with tools: set tools as well"
-            )
         spans = self.steps_per_generation % self.gradient_accumulation_steps
         if spans and self.uses_axes and "step" in self.inputs_of_loss:
             raise ValueError(

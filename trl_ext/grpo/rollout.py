@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from trl_ext.algorithms.advantages import ADVANTAGES, OF_TURNS, for_training, total_reward
+from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 from trl_ext.algorithms.masking import masked_mean
 from trl_ext.algorithms.selection import SELECTIONS
 from trl_ext.generation.completion import entropy_estimates
@@ -40,7 +40,7 @@ class Rollout:
     lengths: Int[Tensor, " M"]  # in tokens
     correct: Float[Tensor, " M"]  # 1, 0, or NaN for neither
     offset: int  # position of this rank's first completion among the N
-    turns: Float[Tensor, "M S 2"] | None = None  # tokens and reward of each of the model's turns, 0 where there is none
+    turns: Float[Tensor, "M S 2"] | None = None  # tokens and reward of each turn, 0 after the last
 
     @classmethod
     def scored(
@@ -67,8 +67,9 @@ class Rollout:
             gather: concatenates the ranks' values; called for what is asked for only.
         """
         own = {"lengths": self.lengths, "truncated": 1.0 - self.finished.float(), "correct": self.correct}
-        if self.turns is not None:
-            own |= dict(zip(OF_TURNS, (self.turns[..., 0].long(), self.turns[..., 1]), strict=True))
+        one_turn = torch.stack([self.lengths, torch.zeros_like(self.lengths)], dim=-1)[:, None]
+        turns = one_turn if self.turns is None else self.turns  # (M, S, 2)
+        own |= {"turn_lengths": turns[..., 0].long(), "turn_rewards": turns[..., 1]}
         asked = {name: gather(own[name]) for name in names if name in own}
         by_completion = {name: values.view(-1, group_size, *values.shape[1:]) for name, values in asked.items()}
         every = {"rewards": self.rewards.view(-1, group_size, self.rewards.shape[1]), "weights": weights}

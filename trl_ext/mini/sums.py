@@ -18,7 +18,7 @@ _SUM = re.compile(r"\d{1,30}(?:\+\d{1,30})+")
 _EQUATION = re.compile(r"(?<![\d+])(\d{1,30}(?:\+\d{1,30}){1,10})=(\d{1,40})\b")
 
 
-def sums(*, digits: int = 7, terms: int = 3, calls: float = 0.3, tool: str = "calculator") -> Task:
+def sums(*, digits: int = 6, terms: int = 2, calls: float = 0.3, tool: str = "calculator") -> Task:
     """Sums of up to `terms` numbers of up to `digits` digits.
 
     Args:
@@ -40,7 +40,7 @@ def sums(*, digits: int = 7, terms: int = 3, calls: float = 0.3, tool: str = "ca
         partial(problems, digits, terms),
         partial(work, calls, tool),
         check_steps,
-        policy=BasePolicyConfig(max_length=512),
+        policy=BasePolicyConfig(steps=1000),
     )
 
 

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen2_5_chat_template
 
 from recipes.countdown_game import CountdownByTurns, CountdownGame
-from tests.support.tiny import CALL, WAIT, calling_model, make_trainer, tool_tokenizer
+from tests.support.tiny import CALL, WAIT, calling_model, make_trainer, tiny_model, tool_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.generation.adapter_models import load_tokenizer
+from trl_ext.generation.model_source import locate
 from trl_ext.turns.protocols import Fences
 from trl_ext.turns.responses import ToolUse
 from trl_ext.turns.tools import Call, Toolbox, functions_of
@@ -122,9 +128,11 @@ def says_six(completions: list[str], **_: Any) -> list[float]:
     return [float(text.endswith("6")) for text in completions]
 
 
-def trained(path: Path, **more: Any) -> Any:
-    from datasets import Dataset
+def nothing(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
 
+
+def trained(path: Path, **more: Any) -> Any:
     tokenizer = tool_tokenizer()
     data = {"model": calling_model(tokenizer), "processing_class": tokenizer, "train_dataset": Dataset.from_list(ROWS)}
     trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path, says_six, **data, **SETTINGS | more)
@@ -149,3 +157,23 @@ def test_a_rollout_plays_and_its_turns_are_trained_on(tmp_path: Path) -> None:
     assert any(len(completion.turns or ()) > 1 for completion in completions)
     with pytest.raises(ValueError, match="and there are none"):
         trainer.sample(["1+1="], 8, 0)
+
+
+@pytest.mark.slow
+def test_trls_trainer_takes_the_same_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    tokenizer = load_tokenizer(locate("smollm2"))
+    tokenizer.chat_template = qwen2_5_chat_template
+    asked = [{"prompt": [{"role": "user", "content": "Make 24."}], "answer": "24: 3 8 1"}] * 8
+    config = GRPOConfig(
+        str(tmp_path), use_cpu=True, bf16=False, per_device_train_batch_size=4, num_generations=4, max_steps=1,
+        max_completion_length=4, report_to="none", save_strategy="no",
+    )  # fmt: skip
+    shape = {**tiny_model().config.to_dict(), "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    model = Qwen3ForCausalLM(Qwen3Config(**shape))
+    trainer = GRPOTrainer(
+        model, [nothing], config, Dataset.from_list(asked), processing_class=tokenizer, environment_factory=CountdownByTurns
+    )  # fmt: skip
+    trainer.train()
+    assert [tool.__name__ for tool in trainer.tools] == ["attempt"]
+    assert [environment.answer for environment in trainer.environments] == ["24: 3 8 1"] * 4

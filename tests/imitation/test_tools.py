@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 def made(path: Path, **more: Any) -> Any:
     tokenizer = tool_tokenizer()
     trainer = tiny_sft(
-        ExpertIterationTrainer, ExpertIterationConfig, path, None, model=calling_model(tokenizer),
+        ExpertIterationTrainer, ExpertIterationConfig, path, None, model=more.pop("model", None) or calling_model(tokenizer),
         processing_class=tokenizer, questions=[{"prompt": f"{n}+1=", "answer": "6"} for n in range(8)],
         grader=graded(lambda text: text.endswith("6")), folder=path / "ei", **SETTINGS | more,
     )  # fmt: skip

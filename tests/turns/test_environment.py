@@ -16,9 +16,10 @@ from tests.support.tiny import CALL, WAIT, calling_model, make_trainer, tiny_mod
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
+from trl_ext.turns.calls import Call
 from trl_ext.turns.protocols import Fences
 from trl_ext.turns.responses import ToolUse
-from trl_ext.turns.tools import Call, Toolbox, functions_of
+from trl_ext.turns.tools import Toolbox, functions_of
 
 OWN = "tests/support/own_environments.py"
 ROWS = [{"prompt": f"{n}+1=", "answer": "6", "start": n} for n in range(8)]

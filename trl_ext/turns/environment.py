@@ -10,12 +10,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from trl_ext.rewards.guard import RewardError, limited
-
-if TYPE_CHECKING:
-    from trl_ext.turns.tools import Answer, Call
+from trl_ext.turns.calls import MOST_CHARACTERS, Answer, Call
 
 _NO_TOOLS = ("reset", "get_reward")
 
@@ -36,11 +34,10 @@ class Environments:
 
     Args:
         seconds: that a call of a method may take.
-        most_characters: of an answer.
     """
 
-    def __init__(self, kind: type, seconds: float, most_characters: int) -> None:
-        self.kind, self.seconds, self.most_characters = kind, seconds, most_characters
+    def __init__(self, kind: type, seconds: float) -> None:
+        self.kind, self.seconds = kind, seconds
         self.each: list[Any] = []
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,13 +91,11 @@ class Method:
         """There is nothing to end."""
 
     def _answer(self, call: Call) -> Answer:
-        from trl_ext.turns.tools import Answer
-
         began, late = time.monotonic(), RewardError(f"took longer than {self.environments.seconds} s")
         method = getattr(self.environments.each[call.place], call.name)
         try:
             with limited(self.environments.seconds, lambda _: late):
-                text = str(method(**(call.arguments or {})))[: self.environments.most_characters]
+                text = str(method(**(call.arguments or {})))[:MOST_CHARACTERS]
         except Exception as error:
             kind = "timeout" if error is late else "failed"
             return Answer(f"Error: {error}", kind, time.monotonic() - began)  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.generation.progress import advance
+from trl_ext.turns.calls import Answer, Call, Kind
 from trl_ext.turns.protocols import Fences, Template, ToolProtocol, shortened
-from trl_ext.turns.tools import Answer, Call, Kind, Toolbox
+from trl_ext.turns.tools import Toolbox
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

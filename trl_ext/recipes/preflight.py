@@ -217,7 +217,7 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
 def as_texts(
     data: Data, task: TaskSettings, source: ModelSource, tokenizer: PreTrainedTokenizerBase, config: TrainingArguments
 ) -> Data:
-    """The rows with texts as prompts, by the chat template where they are conversations; settles where responses end."""
+    """The rows with texts as prompts, by the chat template where they are conversations; and where responses end."""
     tools = ShownTools.of(config, tokenizer, task.asking.is_chat) if getattr(config, "tools", None) else None
     if not task.asking.is_chat:
         data = data if tools is None else with_tools_in_texts(data, tools, task)

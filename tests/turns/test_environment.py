@@ -98,11 +98,11 @@ def test_a_turn_has_its_tokens_and_what_it_earned() -> None:
     box = Toolbox.of(f"{OWN}:Calculators", 1.0)
     use = ToolUse(tokenizer, box, Fences(tokenizer, box.functions), 3, 20)
     ids = [tokenizer.convert_tokens_to_ids(words) for words in ([CALL, "2*3", WAIT], ["guess", "7", "<eos>"])]
-    again = [tokenizer.convert_tokens_to_ids(["so", "6"])]
+    later = [[ids[0]], [tokenizer.convert_tokens_to_ids(["so", "6"])]]
     first, second = use.continued(
-        [[1], [2]], ids, None, lambda prompts, room, places: (again, None), 40, rows=ROWS[:2]
-    )  # fmt: skip
-    assert first.turns == [(3, 1.0), (2, 0.0)]
+        [[1], [2]], ids, None, lambda prompts, room, places: (later.pop(0), None), 60, rows=ROWS[:2]
+    )
+    assert first.turns == [(3, 1.0), (3, 1.0), (2, 0.0)]
     assert second.turns == [(3, 0.0)]
 
 

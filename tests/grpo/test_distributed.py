@@ -143,7 +143,8 @@ def test_turns_on_two_ranks_train_to_the_weights_of_one(
 ) -> None:
     """One rank has calls to answer while the other has none; tools' tokens and turns' rewards stay where they are."""
     wanted = one_rank["playing"]
-    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-6)):  # float64, float32
+    # float64; float32, with weights of 20, whose last digit is 2e-6.
+    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-5)):
         assert distance(found[0]["playing"]["weights"], found[1]["playing"]["weights"]) == 0
         assert distance(found[0]["playing"]["weights"], wanted["weights"]) < tolerance
         for name in ("tools/call_frequency", "tools/rollouts_with_call", "tools/unanswered_frequency", "reward"):

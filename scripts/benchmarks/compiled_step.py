@@ -3,7 +3,7 @@
     python -m scripts.benchmarks.compiled_step --model smollm2 --json docs/results/compiled_step.json
     python -m scripts.benchmarks.compiled_step --model FOLDER_OR_GGUF --dtype bfloat16 --rollouts 8
 
-One trainer makes every step, on the savings of a step that are the default: with `torch_compile` and without in turn, so
+One trainer makes every step, on the savings that are the default: with `torch_compile` and without in turn, so
 that whatever else the machine does slows both down. The learning rate is 0: every gradient is of the same weights. The
 first step of either kind warms up, and what it takes longer is what compiling takes.
 """

@@ -15,8 +15,9 @@ from transformers import Qwen3ForCausalLM
 from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig, get_quantization_config
 
-from tests.support.tiny import CONFIG, ends_early, prompts, tiny_model, tiny_tokenizer
+from tests.support.tiny import CONFIG, ends_early, prompts, save_tiny, tiny_model, tiny_tokenizer
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.generation.adapters import refuse_untrainable
 from trl_ext.recipes.compatibility import AXES, TRIED, Choice, outcome
 
 HERE = Path(__file__).parents[1]
@@ -30,7 +31,7 @@ needs_bitsandbytes = pytest.mark.skipif(not is_bitsandbytes_available(), reason=
 def save_wide(folder: Path) -> Path:
     """With matrices that have whole blocks of 64 numbers, which bitsandbytes takes on a CPU."""
     config = tiny_model().config
-    config.update({"hidden_size": 128, "intermediate_size": 256, "head_dim": 64})
+    config.update({"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False})
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -120,13 +121,22 @@ def test_every_saving_is_of_quantized_weights_too(saving: str, quantization: str
     trains_or_is_refused(tmp_path, ADAPTERS["LoRA"], QUANTIZED[quantization], SAVINGS[saving])
 
 
+def test_tokens_of_a_tied_embedding_are_refused(tmp_path: Path) -> None:
+    tokens = ADAPTERS["LoRA, `trainable_token_indices`"].adapter
+    for model in (tiny_model(), str(save_tiny(tmp_path))):
+        with pytest.raises(ValueError, match=r"trainable_token_indices: the model's output head .* modules_to_save"):
+            refuse_untrainable(tokens, False, model)
+    refuse_untrainable(ADAPTERS["LoRA"].adapter, False, tiny_model())
+
+
 @needs_bitsandbytes
 @pytest.mark.slow
 def test_4bit_layers_have_their_gradient_after_a_rollout(tmp_path: Path) -> None:
     from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
 
     model = trained(tmp_path, ADAPTERS["LoRA"], QUANTIZED["`load_in_4bit`"]).model.train()
-    layers = [layer for layer in model.modules() if hasattr(getattr(layer, "weight", None), "quant_state")]
+    layers = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
     assert len(layers) == 14
     for layer in layers:
         x = torch.randn(3, layer.in_features, requires_grad=True)

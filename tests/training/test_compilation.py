@@ -128,6 +128,12 @@ def test_what_cannot_be_compiled_is_refused(settings: dict[str, Any], said: str)
     check_compilation(asked(deepspeed_plugin=SimpleNamespace(zero_stage=2)))
 
 
+def test_what_a_launcher_shards_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP has in parts"):
+        check_compilation(asked())
+
+
 def test_inductor_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

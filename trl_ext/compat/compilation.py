@@ -57,7 +57,8 @@ def check_compilation(config: TrainingArguments) -> None:
     if mode not in (None, *_MODES):
         raise unknown("torch_compile_mode", str(mode), _MODES)
     plugin = getattr(config, "deepspeed_plugin", None)
-    sharded = "ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else "FSDP" if config.fsdp else None
+    has_fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"  # a launcher's
+    sharded = "ZeRO-3" if plugin is not None and plugin.zero_stage == 3 else "FSDP" if has_fsdp else None
     if sharded is not None:
         raise ValueError(
             f"torch_compile compiles layers with their weights, which {sharded} has in parts: leave torch_compile out, "
@@ -118,7 +119,7 @@ def _leave_to_python() -> None:
     import torch._dynamo
     from torch._dynamo import config
 
-    Cache.update = torch.compiler.disable(Cache.update)  # type: ignore[method-assign]
+    Cache.update = torch.compiler.disable(Cache.update)
     for name in _NOT_TRACED:
         if name in ALL_ATTENTION_FUNCTIONS:
             ALL_ATTENTION_FUNCTIONS.register(name, torch.compiler.disable(ALL_ATTENTION_FUNCTIONS[name]))
@@ -134,11 +135,11 @@ def not_traced(function: Function) -> Function:
 
 @functools.cache
 def _not_traced(function: Function) -> Function:
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
+    return torch.compiler.disable(function)
 
 
 def uncompiled() -> AbstractContextManager[object]:
     """In the block compiled layers are called as if they were not: tokens are few, and their caches grow."""
     if "torch._dynamo" not in sys.modules:  # which takes seconds to import, and then nothing is compiled
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+    return torch.compiler.set_stance("force_eager")

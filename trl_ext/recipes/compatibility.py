@@ -12,12 +12,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from peft import IA3Config, LoraConfig, PeftConfig, PrefixTuningConfig, PromptTuningConfig
-from trl import ModelConfig
 
 from trl_ext.compat.compilation import check_compilation
-from trl_ext.generation.adapters import adapter_of_places, check_adapter, refuse_untrainable
+from trl_ext.generation.adapters import adapter_of_places, check_adapter, check_quantization, refuse_untrainable
 from trl_ext.grpo.savings import UNDER_FSDP
-from trl_ext.recipes.model_settings import check_quantization, quantized_by
 
 _ON = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
 
@@ -43,8 +41,9 @@ AXES: dict[str, tuple[Choice, ...]] = {
         Choice("rsLoRA", LoraConfig(**_ON, use_rslora=True)),
         Choice("DoRA", LoraConfig(**_ON, use_dora=True)),
         Choice("LoRA on all linear layers", LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")),
-        Choice("LoRA with `modules_to_save`", LoraConfig(**_ON, modules_to_save=["norm"])),
-        Choice("LoRA with `trainable_token_indices`", LoraConfig(**_ON, trainable_token_indices=[3])),
+        Choice("LoRA, `modules_to_save` norm", LoraConfig(**_ON, modules_to_save=["norm"])),
+        Choice("LoRA, `modules_to_save` lm_head", LoraConfig(**_ON, modules_to_save=["lm_head"])),
+        Choice("LoRA, `trainable_token_indices`", LoraConfig(**_ON, trainable_token_indices=[3])),
         Choice("IA3", IA3Config(target_modules=["v_proj"], feedforward_modules=[], task_type="CAUSAL_LM")),
         Choice("prompt tuning", PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")),
         Choice("prefix tuning", PrefixTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")),
@@ -97,7 +96,7 @@ def outcome(*choices: Choice, on_cpu: bool = False) -> Outcome:
     given = {name: value for one in choices for name, value in one.model.items()}
     config = cast("Any", SimpleNamespace(**settings))
     try:
-        check_quantization(quantized_by(ModelConfig(use_peft=True, **given)), adapter, config)
+        check_quantization(next(iter(given), None), adapter, config)
         check_compilation(config)
         refuse_untrainable(adapter, config.gradient_checkpointing)
         if config.use_vllm and adapter is not None:

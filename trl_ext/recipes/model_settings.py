@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from trl_ext.generation.adapters import check_quantization, quantized_by
 from trl_ext.generation.model_files import check_loadable
 from trl_ext.registry import unknown
 from trl_ext.training.settings import card_without_bf16, is_without_fp16
@@ -39,40 +40,10 @@ def check_model_settings(model: ModelConfig, config: TrainingArguments) -> None:
             f"attn_implementation {FLASH} needs a GPU and flash-attn (pip install flash-attn); auto does without"
         )
     _refuse_attention(model.attn_implementation)
-    flag = quantized_by(model)
+    flag = quantized_by(None, model)
     if flag is not None and not is_bitsandbytes_available():
         raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes")
     check_quantization(flag, adapter_of(model), config)
-
-
-def quantized_by(model: ModelConfig) -> str | None:
-    """The setting by which a model's weights are quantized as it loads, or None."""
-    return "load_in_4bit" if model.load_in_4bit else "load_in_8bit" if model.load_in_8bit else None
-
-
-def check_quantization(flag: str | None, adapter: PeftConfig | None, config: TrainingArguments) -> None:
-    """Refuse quantized weights that cannot be handed to the engine, or not be trained on with such an adapter.
-
-    Args:
-        flag: `quantized_by`.
-    """
-    if flag is None:
-        return
-    if config.use_vllm:
-        raise ValueError(
-            f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
-            "model unquantized (the engine alone is quantized by vllm_quantization)"
-        )
-    if flag == "load_in_8bit" and getattr(adapter, "use_dora", False) and config.use_cpu:
-        raise ValueError(
-            "load_in_8bit with use_dora on a CPU: bitsandbytes' 8-bit weights have no scales there that DoRA could "
-            "read; set load_in_4bit: true, or use_dora: false"
-        )
-    if getattr(adapter, "modules_to_save", None) and not config.bf16:
-        raise ValueError(
-            f"{flag} with lora_modules_to_save: TRL has these modules in bfloat16 next to quantized weights, and "
-            "without bf16: true their inputs are not; set bf16: true, or leave them out"
-        )
 
 
 def check_model_is_made(source: ModelSource, model: ModelConfig, config: TrainingArguments) -> None:

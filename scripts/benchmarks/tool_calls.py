@@ -20,7 +20,7 @@ from trl_ext.sandbox import run_blocks
 from trl_ext.sandbox.limits import Limits
 from trl_ext.sandbox.pool import SandboxPool
 from trl_ext.turns.calculator import calculator
-from trl_ext.turns.tools import cores
+from trl_ext.turns.calls import cores
 
 LIMITS = Limits(seconds=60.0, memory_mb=512)
 Way = Callable[[int], str]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from trl_ext.algorithms.advantages import ADVANTAGES, for_training, total_reward
 
-TOKEN_LEVEL = {"discounted"}  # (P, G, T), tested below
+TOKEN_LEVEL = {"discounted", "turn_returns"}  # (P, G, T), tested below
 EVERY = sorted(set(ADVANTAGES) - TOKEN_LEVEL)
 NEEDS_NO_GROUP = {"raw", "zero", "group_mean", "w_reinforce", "reinforce_plus_plus"}
 NO_BASELINE = {"raw", "w_reinforce"}
@@ -346,6 +346,27 @@ def test_discounted_gives_the_last_token_the_most() -> None:
     assert found.tolist() == [[[0.125, 0.25, 0.5], [-0.5, 0.0, 0.0]]]
     plain = ADVANTAGES.build("discounted", gamma=1.0)(REWARDS, lengths=torch.full_like(REWARDS, 4.0))
     assert_close(plain, member("group_mean")(REWARDS)[:, :, None].expand(3, 5, 4), rtol=0, atol=0)
+
+
+def test_returns_of_turns_are_of_a_turn_and_those_after_it() -> None:
+    lengths, rewards = torch.tensor([[[2, 1], [3, 0]]]), float64([[[0.5, 0.0], [0.0, 0.0]]])
+    found = ADVANTAGES.build("turn_returns", eps=0.0)(float64([[1, 0]]), turn_lengths=lengths, turn_rewards=rewards)
+    # 1/2 and 1 for the turns of the first, 0 for the second's only one: mean 1/2, standard deviation 1/2
+    assert found.tolist() == [[[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]]]
+    later = ADVANTAGES.build("turn_returns", eps=0.0)(float64([[0, 1]]), turn_lengths=lengths, turn_rewards=-rewards)
+    # -1/2, 0 and 1: mean 1/6, centered -2/3, -1/6, 5/6; the last token has what the last turn has
+    std = (7 / 12) ** 0.5
+    assert_close(later[0, 0], float64([-5 / 6 / std, -5 / 6 / std, -1 / 6 / std]), rtol=0, atol=1e-12)
+    assert_close(later[0, 1], float64([5 / 6 / std] * 3), rtol=0, atol=1e-12)
+
+
+def test_with_one_turn_each_they_are_those_of_the_group() -> None:
+    lengths = 2 + torch.arange(15).view(3, 5) % 7
+    turns = {"turn_lengths": lengths[..., None], "turn_rewards": torch.zeros(3, 5, 1)}
+    found = ADVANTAGES["turn_returns"](REWARDS, **turns)
+    is_token = torch.arange(found.shape[2]) < lengths[..., None]
+    whole = member("group_std")(REWARDS).nan_to_num(0.0)[..., None]
+    assert_close(found, torch.where(is_token, whole, 0.0), rtol=0, atol=1e-12)
 
 
 def test_discounted_moves_with_its_groups_and_completions() -> None:

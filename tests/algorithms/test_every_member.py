@@ -49,6 +49,7 @@ AXES: dict[str, tuple[Registry, Callable[..., None], Mapping[str, object]]] = {
 IN_A_TEST_OF_ITS_OWN = {
     "gdpo": test_advantages.test_gdpo_normalizes_each_reward_and_then_the_batch,
     "discounted": test_advantages.test_discounted_gives_the_last_token_the_most,
+    "turn_returns": test_advantages.test_returns_of_turns_are_of_a_turn_and_those_after_it,
     "pass_at_k": test_advantages.test_pass_at_k_by_hand,
 }
 

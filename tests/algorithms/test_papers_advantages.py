@@ -72,6 +72,16 @@ def discounted(rewards: list[float], lengths: list[float]) -> Groups:
     ]
 
 
+def turn_returns(rewards: list[float], lengths: list[float]) -> Groups:
+    """arXiv:2402.03300, section 4.1.3: sums of the normalized rewards from a token's step on; here until token 7.
+
+    The steps are as the test has them: the first token, with reward 1/2, and the others, with the outcome's.
+    """
+    steps = [[0.5, r] for r in rewards]
+    normalized = [[(s - mean(flat(steps))) / (stdev(flat(steps)) + EPS) for s in of_one] for of_one in steps]
+    return [[a + b, *[b] * (int(n) - 1), *[0.0] * (7 - int(n))] for (a, b), n in zip(normalized, lengths, strict=True)]
+
+
 PAPERS: dict[str, Transcription] = {
     "raw": by_group(lambda r, n: r),
     "zero": by_group(lambda r, n: [0.0 for _ in r]),
@@ -89,6 +99,7 @@ PAPERS: dict[str, Transcription] = {
     "length_reward": by_group(length_reward),
     "w_reinforce": by_group(lambda r, n: [0.1 if x > 0.5 else -1.0 for x in r]),
     "discounted": by_group(discounted),
+    "turn_returns": by_group(turn_returns),
     "leave_one_out": by_group(lambda r, n: [x - mean(r[:i] + r[i + 1 :]) for i, x in enumerate(r)]),
     "max_rl": by_group(lambda r, n: [a / (mean(r) + EPS) for a in centered(r)]),
     "pass_at_k": by_group(lambda r, n: pass_at_k_by_enumeration([x > 0.5 for x in r], 4, EPS)),
@@ -105,6 +116,8 @@ def test_an_advantage_has_the_value_of_its_paper(name: str) -> None:
     total, lengths[0, 0] = (rewards * torch.tensor(WEIGHTS)).sum(dim=2), 7
     inputs = {"rewards": rewards, "weights": torch.tensor(WEIGHTS).double(), "lengths": lengths}
     inputs["correct"] = (total > 0.5).double()
+    inputs["turn_lengths"] = torch.stack([torch.ones_like(lengths), lengths - 1], dim=-1).long()
+    inputs["turn_rewards"] = torch.tensor([0.5, 0.0], dtype=torch.float64).expand(4, 6, 2)
     function = ADVANTAGES.build(name)
     found = function(total, **{asked: inputs[asked] for asked in ADVANTAGES.inputs_of(function)})
     wanted = PAPERS[name](total.tolist(), lengths.tolist(), [rewards[:, :, f].tolist() for f in range(2)])

@@ -15,7 +15,7 @@ from transformers.utils import is_bitsandbytes_available
 
 from tests.generation.test_vllm import AGREE
 from tests.support import two_ranks
-from tests.support.tiny import tiny_model
+from tests.support.tiny import calling_model, tiny_model, tool_tokenizer
 from trl_ext import AGGREGATIONS, PRESETS
 
 pytestmark = pytest.mark.distributed
@@ -142,6 +142,24 @@ def test_under_zero_two_ranks_train_to_the_weights_of_one(
     # SGD in float32, summed in another order: 2e-7 apart. A rank's own count gives 1e-3.
     assert distance(sharded[0][run]["weights"], sharded[1][run]["weights"]) == 0
     assert distance(sharded[0][run]["weights"], one_rank[run]["weights"]) < 2e-6
+
+
+def test_turns_on_two_ranks_train_to_the_weights_of_one(
+    ranks: list[dict[str, Any]], sharded: list[dict[str, Any]], one_rank: dict[str, Any]
+) -> None:
+    """One rank has calls to answer while the other has none; tools' tokens and turns' rewards stay where they are."""
+    wanted = one_rank["playing"]
+    # float64; float32, with weights of 20, whose last digit is 2e-6.
+    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-5)):
+        assert distance(found[0]["playing"]["weights"], found[1]["playing"]["weights"]) == 0
+        assert distance(found[0]["playing"]["weights"], wanted["weights"]) < tolerance
+        for name in ("tools/call_frequency", "tools/rollouts_with_call", "tools/unanswered_frequency", "reward"):
+            of_two, of_one = ([entry[name] for entry in of["playing"]["logs"]] for of in (found[0], one_rank))
+            assert of_two == pytest.approx(of_one, abs=1e-6)
+    calls = [entry["tools/call_frequency"] for entry in wanted["logs"]]
+    assert 0 < calls[0] < calls[1]
+    before = calling_model(tool_tokenizer()).state_dict()
+    assert distance(wanted["weights"], before) > 1e-4
 
 
 def test_what_two_ranks_leave_out_changes_nothing(

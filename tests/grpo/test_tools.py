@@ -139,7 +139,7 @@ def test_a_validation_calls_tools_too(tmp_path: Path) -> None:
     assert longest <= 40
     short = trainer.sample(["1 + 2 ="] * 12, batch_size=12, seed=3, max_tokens=8)
     assert max(completion.tokens for completion in short) <= 8
-    assert max(len(response.ids) for response in trainer.rollout_tools.last) <= 8
+    assert max(len(response.ids) for response in trainer.policy_tools.last) <= 8
     assert trainer.most_tokens == 40
 
 
@@ -184,9 +184,9 @@ class Watched:
         return found
 
 
-REJECTED = {"opd", "gkd", "opd_grpo"}  # they need a teacher: below
+OF_TEACHERS = {"opd", "gkd", "opd_grpo"}  # below
 WAYS: dict[str, dict[str, Any]] = {
-    **{name: {"preset": name} for name in PRESETS if name not in REJECTED},
+    **{name: {"preset": name} for name in PRESETS if name not in OF_TEACHERS},
     "stock axes": {"preset": None, "policy_loss": "ppo_clip"},
     **{f"kl {name}": {"beta": 0.1, "kl_estimator": name} for name in KL_ESTIMATORS},
     **{f"aggregation {name}": {"aggregation": name} for name in AGGREGATIONS},
@@ -218,6 +218,29 @@ def test_no_gradient_reaches_a_tools_token(tmp_path: Path, way: str) -> None:
                 assert value.grad[~rows.trained].abs().max() == 0
     assert holes > 8
     assert any(found.logp.grad.abs().max() > 0 for found, _ in watched.seen if found.logp.grad is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["opd", "gkd"])
+def test_a_teacher_says_nothing_of_a_tools_tokens(tmp_path: Path, preset: str) -> None:
+    """It differs from the policy only in what follows a token that tools answer after, or in what the policy says."""
+    moved = {}
+    for of_tools in (True, False):
+        tokenizer, teacher = tool_tokenizer(), calling_model(tool_tokenizer())
+        with torch.no_grad():
+            before = tokenizer.convert_tokens_to_ids([WAIT, "```"] if of_tools else ["so"])
+            teacher.lm_head.weight[tokenizer.convert_tokens_to_ids("7"), before] += 2.0
+        teacher.save_pretrained(tmp_path / "teacher")
+        tokenizer.save_pretrained(tmp_path / "teacher")
+        settings = {"preset": preset, "teacher": str(tmp_path / "teacher"), "max_steps": 1}
+        trainer = trainer_of(tmp_path / "run", per_device_train_batch_size=12, **settings)
+        start = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.train()
+        assert sum(row["calls"] for row in trainer.last_rollout) > 2
+        after = trainer.model.parameters()
+        moved[of_tools] = max((a.detach() - b).abs().max().item() for a, b in zip(after, start, strict=True))
+    assert moved[True] < 1e-7  # float32: the same model twice
+    assert moved[False] > 1e-5
 
 
 def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Any, list[dict[str, Any]]]) -> None:
@@ -301,9 +324,9 @@ class Engine:
     def largest_of_ranks(self, number: int) -> int:
         return number
 
-    def _generate_single_turn(self, prompts: list[list[int]], *_: object) -> Any:
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
         self.generated_logps = [[-0.5, -0.25, None] for _ in prompts]  # vLLM's NaN is None
-        return [list(self.said) for _ in prompts], self.generated_logps
+        return [list(self.said) for _ in prompts]
 
 
 def test_an_engines_log_probabilities_stay_with_their_tokens() -> None:
@@ -335,7 +358,7 @@ def test_a_penalty_of_length_counts_the_models_tokens(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, reward, max_steps=1)
     trainer.train()
     assert lengths == [row["tokens"] for row in trainer.last_rollout]
-    assert any(len(response.ids) > len(response.own_ids) for response in trainer.rollout_tools.last)
+    assert any(len(response.ids) > len(response.own_ids) for response in trainer.policy_tools.last)
 
 
 def test_advantages_per_token_are_those_of_own_tokens() -> None:

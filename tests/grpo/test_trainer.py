@@ -592,6 +592,16 @@ def test_perplexities_and_chi_square_are_of_the_reported_tokens() -> None:
     assert found["sampling/effective_sample_size"] == pytest.approx((3.5 / 3) ** 2 / (5.25 / 3))
 
 
+def test_log_probabilities_are_identical_to_the_bit_or_not() -> None:
+    metrics = StepMetrics()
+    old = torch.tensor([[-0.5, -0.25, -1.0, -2.0, -3.0]])
+    sampled = torch.tensor([[-0.5, -0.25 + 2**-26, math.nan, -2.0, -3.5]])
+    metrics.add_logp_difference(old, sampled, torch.tensor([[True, True, True, True, False]]))
+    found = metrics.finish(Accelerator(cpu=True), {})
+    assert found["sampling/identical_fraction"] == pytest.approx(2 / 3)
+    assert found["sampling/sampling_logp_difference/max"] == 2**-26
+
+
 def half_skipped(completions: list[str], **_: Any) -> list[float]:
     """Groups of 4; every second one has zero variance."""
     return [1.0 if i // 4 % 2 else float(i % 4 == 0) for i, _ in enumerate(completions)]

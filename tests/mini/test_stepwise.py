@@ -180,7 +180,7 @@ def test_equations_of_mini_math_are_checked_on_their_own() -> None:
         (
             "countdown",
             {"cups": 4},
-            r"dataset_options is for mini_math, arithmetic, cups, and the dataset is 'countdown'",
+            r"dataset_options is for mini_math, arithmetic, cups, sums, countdown_game, and the dataset is 'countdown'",
         ),
     ],
 )

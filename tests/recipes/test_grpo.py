@@ -280,6 +280,9 @@ def test_training_is_strict_and_validation_compatible_by_default() -> None:
         if task.prompt == "chat":  # not the course's
             assert (task.reward, task.validation_grader) == ("strict", "strict")
             continue
+        if task.dataset == "countdown_game":  # of which a problem has many solutions
+            assert (task.reward, task.validation_grader) == ("countdown", "countdown")
+            continue
         reward = "compatible" if "gsm8k" in path.stem else "strict"  # GSM8K's homework trains by the compatible grader
         assert (task.reward, task.validation_grader) == (reward, "compatible")
 

@@ -259,7 +259,7 @@ class Started(Exception):
 
 @needs_vllm
 def test_an_evaluations_context_follows_from_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(model: str, sampling: Any, **engine: Any) -> None:
+    def start(model: str, sampling: Any, turns: None, **engine: Any) -> None:
         raise Started(engine["max_model_len"])
 
     monkeypatch.setattr(evaluation_settings, "VLLMSampler", start)

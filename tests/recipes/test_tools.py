@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.support.tiny import calling_model, tool_tokenizer
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.model_source import locate
+from trl_ext.generation.samplers import HFSampler
 from trl_ext.io import read_json
 from trl_ext.recipes.chat import Chat, ShownTools
 from trl_ext.recipes.cli import read_settings
@@ -22,6 +24,7 @@ from trl_ext.recipes.evaluate import run_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.preflight import prepare
+from trl_ext.turns.responses import ToolUse
 
 ROOT = Path(__file__).parents[2]
 ASKED = [{"role": "user", "content": "How much is 2^10?"}]
@@ -140,7 +143,6 @@ def test_an_evaluation_calls_tools_and_compares(
     [
         ({"max_turns": 1}, "max_turns must be at least 2, got 1"),
         ({"min_tokens": 3}, "tools with min_tokens: no tool would be called as it says"),
-        ({"use_vllm": "true"}, "tools with use_vllm: an evaluation calls them by HF generate"),
         ({"tools": "abacus"}, "unknown tool 'abacus'"),
         ({"tools": None, "tool_timeout": 3.0}, "tool_timeout=3.0 needs tools"),
         ({"export": "there"}, "tools with export: no tool would be called"),
@@ -149,3 +151,25 @@ def test_an_evaluation_calls_tools_and_compares(
 def test_an_evaluation_refuses_what_tools_cannot_have(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Evaluation(**{"tools": "calculator", **settings})
+
+
+@pytest.mark.vllm
+def test_vllm_samples_a_response_by_its_number_with_tools(caller: Path) -> None:
+    settings = Evaluation(
+        model_name_or_path=str(caller), tools="calculator", tool_protocol="fences", max_tokens=40, use_vllm="true",
+        dtype="float32", vllm_max_model_length=64,
+    )  # fmt: skip
+    sampler = settings.sampler(str(caller))
+    numbers = list(range(24))
+    together = sampler(["1+1="] * 24, numbers)
+    assert {len(completion.turns or ()) for completion in together} >= {1, 3}  # no call, one, and more
+    assert sampler(["1+1="] * 12, numbers[12:]) == together[12:]
+    by_hf = {c.text: c for c in HFSampler(str(caller), settings.sampling(), 96, turns=partial(ToolUse.of, settings))(
+        ["1+1="] * 96, list(range(96))
+    )}  # fmt: skip
+    shared = [completion for completion in together if completion.text in by_hf]
+    assert len(shared) > 12
+    for completion in shared:
+        same = by_hf[completion.text]
+        assert (completion.tokens, completion.turns, completion.finished) == (same.tokens, same.turns, same.finished)
+        assert completion.logp == pytest.approx(same.logp, abs=1e-4)

@@ -291,7 +291,9 @@ def validating(tmp_path: Path, history: list[dict[str, Any]], accuracy: float, l
     trainer = SimpleNamespace(
         stop_signal=None, best_step=None, args=SimpleNamespace(disable_tqdm=True, temperature=1.0)
     )
-    trainer.sample = lambda prompts, seed: [Completion("a response", 1, True, entropy_estimate=0.25)] * len(prompts)
+    trainer.sample = lambda prompts, seed, rows: (
+        [Completion("a response", 1, True, entropy_estimate=0.25)] * len(prompts)
+    )
     trainer.log_now = lambda logs: None
     trainer.stopping_early = contextlib.nullcontext
     trainer.log_table = lambda name, rows: None

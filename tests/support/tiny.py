@@ -66,7 +66,8 @@ def piece_tokenizer() -> PreTrainedTokenizerFast:
 
 def chain_model(tokenizer: PreTrainedTokenizerFast, *chains: Sequence[str]) -> Qwen3ForCausalLM:
     """A model that walks along the chains: of two tokens that follow each other, the first decides the second."""
-    config = {**tiny_model().config.to_dict(), "vocab_size": len(tokenizer), "hidden_size": len(tokenizer)}
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": len(tokenizer), "head_dim": 32}  # which vLLM takes
+    config = {**tiny_model().config.to_dict(), **sizes}
     model = Qwen3ForCausalLM(Qwen3Config(**{**config, "tie_word_embeddings": False}))
     successor = torch.zeros(len(tokenizer), len(tokenizer))  # logits, next x current
     for chain in chains:

@@ -27,6 +27,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from tests.grpo.test_step import PLAIN, every_other_group, questions
 from tests.support.tiny import (
+    CALL,
+    WAIT,
+    calling_model,
     chain_model,
     ends_early,
     fraction_of_ones,
@@ -37,6 +40,7 @@ from tests.support.tiny import (
     tiny_model,
     tiny_sft,
     tiny_tokenizer,
+    tool_tokenizer,
     train,
 )
 from trl_ext import AGGREGATIONS, PRESETS, ExtGRPOConfig, ExtGRPOTrainer
@@ -60,7 +64,7 @@ NIGHTLY = "TRL_EXT_NIGHTLY" in os.environ  # set by pytest --nightly
 # Savings, sums over ranks and selections act before a loss is called: three presets show it, of tokens, of sequences,
 # and with dynamic sampling. The others run nightly, as do, under ZeRO, the runs that exchange nothing of their own.
 OFF_POLICY = ("dapo_full", "grpo_clip", "gspo")
-UNDER_ZERO = ("token_mean", "kl", "left_out", "unequal", "saved", "as_trl_cuts", "dynamic_sampling", "sft")
+UNDER_ZERO = ("token_mean", "kl", "left_out", "unequal", "saved", "as_trl_cuts", "dynamic_sampling", "sft", "playing")
 TAUGHT = ("opd_grpo", "gkd")  # by a teacher, of sampled tokens and of distributions
 SAMPLED = ["aa0", "1", "bbbb2", "0", "c1"]  # an odd number, of different lengths
 STOP_WORD = 6
@@ -108,6 +112,40 @@ def scripted_run(path: Path, words: Any = words_of_row, reward: Any = graded, **
     return ours(path, reward, rollout_func=scripted(words), **{**exact, **settings})
 
 
+def playing_run(path: Path) -> Any:
+    """Responses of several turns, of an environment; in the first step those of the second half call nothing."""
+    tokenizer = tool_tokenizer()
+    model = calling_model(tokenizer) if DEEPSPEED else calling_model(tokenizer).double()
+    rows = Dataset.from_list([{"prompt": f"{n}+1=", "answer": "6", "start": n} for n in range(8)])
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, path, says_six, model=model, processing_class=tokenizer, train_dataset=rows,
+        tools="tests/support/own_environments.py:Calculators", preset="grpo_clip", advantage="turn_returns", max_turns=3,
+        max_completion_length=40, train_batch_size=16, rollout_batch_size=16, max_grad_norm=0.0,
+        gradient_accumulation_steps=4 // RANKS,
+    )  # fmt: skip
+
+    def turn(prompts: list[list[int]], *_: object, **__: object) -> tuple[list[list[int]], None]:
+        start, step = trainer.accelerator.process_index * len(prompts), trainer.state.global_step
+        said = []
+        for place, ids in enumerate(prompts):
+            is_first = tokenizer.decode(ids[-1:]) == "="
+            number = start + place if is_first else sum(ids)
+            call = [CALL, ("2*3", "3+3", "*")[number % 3], WAIT]
+            calls = number % 3 and (number < 8 or step) if is_first else number % 4 == 0
+            said.append(call if calls else ["guess" if is_first else "so", "67"[number % 2], "<eos>"])
+        trainer.generated_logps = None
+        return [tokenizer.convert_tokens_to_ids(words) for words in said], None
+
+    trainer._generate_single_turn = turn
+    trainer.train()
+    return trainer
+
+
+def says_six(completions: list[str], **_: Any) -> list[float]:
+    """Whether 6 is the last word."""
+    return [float(text.endswith("6")) for text in completions]
+
+
 def found_by(trainer: Any) -> dict[str, Any]:
     """The weights, the logs and this rank's last rollout."""
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -149,6 +187,7 @@ def runs_of_axes(path: Path) -> dict[str, Any]:
         "sft": fine_tuned,
         "sft_constant": functools.partial(fine_tuned, normalize_constant=7.0),
         "expert_iteration": expert_iteration,
+        "playing": playing_run,
     }
     found: dict[str, Any] = {}
     # Each rank's own, before there is a group in which the first one saves for all; and the first model that a run

@@ -285,9 +285,11 @@ def test_what_is_reported_is_not_what_the_weights_were_chosen_by(
         validation.trainer.args.temperature, seeds = 0.7, []
         sample = validation.trainer.sample
 
-        def noting(texts: Any, seed: int, temperature: Any, sample: Any = sample, seeds: list[int] = seeds) -> Any:
+        def noting(
+            texts: Any, seed: int, temperature: Any, rows: Any, sample: Any = sample, seeds: list[int] = seeds
+        ) -> Any:
             seeds.append(seed)
-            return sample(texts, seed)
+            return sample(texts, seed, rows)
 
         validation.trainer.sample = noting
         validation.on_train_end(arguments(tmp_path), TrainerState(global_step=40), TrainerControl())

@@ -16,9 +16,11 @@ from trl_ext.generation.adapter_models import load_tokenizer
 from trl_ext.generation.conversation import ChatTemplate
 from trl_ext.generation.model_source import locate
 from trl_ext.generation.tokens import prompt_ids
+from trl_ext.turns.calculator import calculator
+from trl_ext.turns.calls import Answer, Call
 from trl_ext.turns.protocols import Fences, Template, ToolProtocol, shortened, supports_template
 from trl_ext.turns.responses import Response, ToolUse
-from trl_ext.turns.tools import Answer, Call, Toolbox, calculator
+from trl_ext.turns.tools import Toolbox
 
 pytestmark = pytest.mark.moderate
 FUNCTIONS = [calculator, add]
@@ -81,7 +83,7 @@ class Scripted:
     def first(self) -> list[list[int]]:
         return [self.ids(text) for text in self.turns.pop(0)]
 
-    def __call__(self, prompts: list[list[int]], room: int) -> tuple[list[list[int]], Any]:
+    def __call__(self, prompts: list[list[int]], room: int, places: Sequence[int] = ()) -> tuple[list[list[int]], Any]:
         self.asked.append(prompts)
         self.rooms.append(room)
         said = [self.ids(text)[:room] for text in self.turns.pop(0)]

@@ -11,7 +11,8 @@ import pytest
 from trl_ext.sandbox import pool as pool_module
 from trl_ext.sandbox.limits import SandboxError
 from trl_ext.turns.calculator import calculator
-from trl_ext.turns.tools import Answer, Call, Toolbox
+from trl_ext.turns.calls import Answer, Call
+from trl_ext.turns.tools import Toolbox
 
 OWN = str(Path(__file__).parents[1] / "support" / "own_tools.py")
 

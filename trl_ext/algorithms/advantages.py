@@ -6,9 +6,10 @@ compare within a group raise ValueError for fewer than 2 completions per prompt.
 
 A member that needs more than the total reward has one of these as a keyword-only parameter without default, and gets
 it: `rewards` (P, G, K) of each reward function, with their `weights` (K,); `lengths` (P, G) in tokens; `truncated` and
-`correct` (P, G), the second NaN where neither is known.
+`correct` (P, G), the second NaN where neither is known; `turn_lengths` and `turn_rewards` (P, G, S), tokens of each of
+the model's turns, 0 after the last, and what an environment gave for it; one turn where there are no tools.
 
-Letters: P prompts, G completions per prompt, K reward functions, T tokens of the longest completion.
+Letters: P prompts, G completions per prompt, K reward functions, S turns, T tokens of the longest completion.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def _fault(advantage: Callable[..., Tensor], group_size: int) -> str | None:
     inputs = {
         "rewards": reward[:, :, None], "weights": torch.ones(1), "lengths": torch.full_like(reward, 3.0),
         "truncated": torch.zeros_like(reward), "correct": reward,
+        "turn_lengths": torch.tensor([1, 2]).expand(2, group_size, 2), "turn_rewards": torch.zeros(2, group_size, 2),
     }  # fmt: skip
     values = advantage(reward, **{name: inputs[name] for name in ADVANTAGES.inputs_of(advantage)})
     if not isinstance(values, Tensor):
@@ -40,7 +42,11 @@ def _fault(advantage: Callable[..., Tensor], group_size: int) -> str | None:
     return None
 
 
-ADVANTAGES = Registry("advantage", _fault, inputs=["rewards", "weights", "lengths", "truncated", "correct"])
+ADVANTAGES = Registry(
+    "advantage",
+    _fault,
+    inputs=["rewards", "weights", "lengths", "truncated", "correct", "turn_lengths", "turn_rewards"],
+)
 
 
 def total_reward(per_func: Tensor, weights: Tensor) -> Tensor:
@@ -223,6 +229,27 @@ def discounted(reward: Tensor, *, lengths: Tensor, gamma: float = 0.99) -> Tenso
     left = lengths[:, :, None] - torch.arange(1, int(lengths.max()) + 1, device=reward.device)  # (P, G, T) tokens
     decay = torch.where(left >= 0, gamma ** left.clamp(min=0).to(reward.dtype), 0.0)
     return decay * group_mean(reward)[:, :, None]
+
+
+@ADVANTAGES.register
+def turn_returns(reward: Tensor, *, turn_lengths: Tensor, turn_rewards: Tensor, eps: float = 1e-6) -> Tensor:
+    """(P, G, T): A_it = the sum of s_ij over the turn j of token t and those after it, s = (r - mean) / (std + eps).
+
+    r_ij is what an environment gave for turn j, and in the last turn also the total reward; mean and std are over all
+    turns of the group. Process supervision of GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.3): steps are turns.
+    """
+    _need_group(reward, "turn_returns")
+    exists = turn_lengths > 0
+    last = exists & (exists.cumsum(dim=2) == exists.sum(dim=2, keepdim=True))
+    rewards = torch.where(last, turn_rewards + reward[:, :, None], turn_rewards).masked_fill(~exists, torch.nan)
+    rewards = rewards.masked_fill(reward.isnan()[:, :, None], torch.nan).to(reward.dtype)
+    mean, std = rewards.nanmean(dim=(1, 2), keepdim=True), _nan_std(rewards, dim=(1, 2))
+    standardized = ((rewards - mean) / (std + eps)).nan_to_num(0.0)
+    returns = torch.nn.functional.pad(standardized.flip(2).cumsum(dim=2).flip(2), (0, 1))  # 0 after the last turn
+    ends = turn_lengths.cumsum(dim=2)
+    token = torch.arange(int(ends.max()), device=reward.device)
+    turn = (token[None, None, :, None] >= ends[:, :, None, :]).sum(dim=3)  # (P, G, T)
+    return returns.gather(2, turn)
 
 
 @ADVANTAGES.register

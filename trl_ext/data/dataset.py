@@ -62,6 +62,7 @@ class DatasetSettings(RecordsGiven):
         ),
         Group.MODEL,
         on_resume=OnResume.MAY_CHANGE,
+        rare=True,
     )
     dataset_options: dict[str, Any] | str | None = setting(
         None,

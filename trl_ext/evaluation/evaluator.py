@@ -75,6 +75,7 @@ class Report:
             "mean_tokens_correct": mean_length(filter(is_correct, self.rows)),
             "mean_tokens_incorrect": mean_length(filterfalse(is_correct, self.rows)),
             "entropy_estimate": mean_over_tokens(self.rows),
+            **({"tools": tools} if (tools := tool_figures(self.rows)) else {}),
             "truncated": mean_known(row["finish_reason"] and row["finish_reason"] == "length" for row in self.rows),
         }
 

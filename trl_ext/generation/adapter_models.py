@@ -46,6 +46,14 @@ def load_tokenizer(source: ModelSource, processor: type = AutoTokenizer, **kwarg
     return processor.from_pretrained(source.tokenizer, **revision, **kwargs)  # type: ignore[attr-defined]
 
 
+def generation_config_of(source: ModelSource) -> GenerationConfig:
+    """A model's own; an empty one if it has none."""
+    try:
+        return GenerationConfig.from_pretrained(source.base, **source.known)
+    except OSError:
+        return GenerationConfig()
+
+
 def load_base(source: ModelSource, **kwargs: object) -> PreTrainedModel:
     """The base of an adapter as TRL has loaded it when the adapter was trained."""
     from trl.trainer.utils import create_model_from_path

@@ -8,8 +8,9 @@ request, HF generate every batch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -42,8 +43,10 @@ SHOWN = (
 class Sampler(Protocol):
     """A model in an engine, with settings."""
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
-        """One completion per prompt."""
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
+        """One completion per prompt; `rows` are the problems, for tools that are environments."""
 
     def parameters(self) -> dict[str, Any]:
         """What the engine is told about sampling."""
@@ -61,8 +64,10 @@ class SeveralTurns(Protocol):
         prompts: Sequence[Sequence[int]],
         first: Sequence[Sequence[int]],
         logps: Sequence[Sequence[float | None]] | None,
-        generate: Callable[[list[list[int]], int], Any],
+        generate: Callable[[list[list[int]], int, Sequence[int]], Any],
         limit: int,
+        *,
+        rows: Sequence[Mapping[str, Any]],
     ) -> Sequence[Any]:
         """Responses, with `ids`, `own_ids`, `own_logps` and `told`."""
 
@@ -116,33 +121,35 @@ class HFSampler:
         """Of the weights that sample."""
         return str(self.model.dtype).removeprefix("torch.")
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
         """One completion per prompt."""
         completions: list[Completion] = []
         for start in range(0, len(prompts), self.batch_size):
+            batch = slice(start, start + self.batch_size)
             with torch.random.fork_rng():
                 torch.manual_seed(derive_seed(self.sampling.seed, numbers[start]))
-                completions += self._batch(prompts[start : start + self.batch_size])
+                completions += self._batch(prompts[batch], rows[batch])
         return completions
 
-    def _batch(self, prompts: Sequence[str]) -> list[Completion]:
+    def _batch(self, prompts: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[Completion]:
         ids = prompt_ids(self.tokenizer, prompts)
         rows, logps = self._turn(ids, self.sampling.max_tokens)
-        own, told = rows, list[Any]([None] * len(rows))
+        ends = eos_ids_of(self.config)
         if self.turns is not None:
-            responses = self.turns.continued(ids, rows, logps, self._turn, self.sampling.max_tokens)
-            rows, own = [response.ids for response in responses], [response.own_ids for response in responses]
-            logps = [response.own_logps for response in responses]
-            told = [response.told(self.tokenizer.decode) for response in responses]
-        stop, ends = list(self.sampling.stop), eos_ids_of(self.config)
-        finished = is_finished(rows, self.tokenizer, ends, stop, self.sampling.min_tokens).tolist()
-        texts = completion_texts(self.tokenizer, own, ends)
+            turns = functools.partial(self.turns.continued, rows=problems)
+            return _of_several_turns(turns, ids, rows, logps, self._turn, self.tokenizer, ends, self.sampling)
+        finished = is_finished(rows, self.tokenizer, ends, list(self.sampling.stop), self.sampling.min_tokens).tolist()
+        texts = completion_texts(self.tokenizer, rows, ends)
         return [
-            dataclasses.replace(_completion(text, len(ids), ended, sum(row), self.sampling), turns=turns)
-            for text, ids, ended, row, turns in zip(texts, own, finished, logps, told, strict=True)
+            _completion(text, len(ids), ended, sum(row), self.sampling)
+            for text, ids, ended, row in zip(texts, rows, finished, logps, strict=True)
         ]
 
-    def _turn(self, ids: list[list[int]], most_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+    def _turn(
+        self, ids: list[list[int]], most_tokens: int, places: Sequence[int] = ()
+    ) -> tuple[list[list[int]], list[list[float]]]:
         """Prompts to completions of so many tokens, and their log-probabilities."""
         logps = TokenLogProbs(len(ids))
         with overridden(self.config, {"max_new_tokens": most_tokens}):
@@ -155,14 +162,45 @@ class HFSampler:
         return rows, [list(row[: len(said)]) for row, said in zip(logps.rows(), rows, strict=True)]
 
 
-class VLLMSampler:
-    """An engine of its own; under several ranks each has one, on its own GPU, so every rank must make it."""
+def _of_several_turns(
+    continued: Callable[..., Sequence[Any]], prompts: Sequence[Sequence[int]], first: Sequence[Sequence[int]],
+    logps: Sequence[Sequence[float | None]], generate: Callable[[list[list[int]], int, Sequence[int]], Any],
+    tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], sampling: Sampling,
+) -> list[Completion]:  # fmt: skip
+    """Completions whose texts and tokens are the model's own, of which the first turns have been sampled."""
+    responses = continued(prompts, first, logps, generate, sampling.max_tokens)
+    whole, stop = [response.ids for response in responses], list(sampling.stop)
+    finished = is_finished(whole, tokenizer, ends, stop, sampling.min_tokens).tolist()
+    texts = completion_texts(tokenizer, [response.own_ids for response in responses], ends)
+    return [
+        dataclasses.replace(
+            _completion(text, len(response.own_ids), ended, sum(response.own_logps), sampling),
+            turns=response.told(tokenizer.decode),
+        )
+        for text, response, ended in zip(texts, responses, finished, strict=True)
+    ]
 
-    def __init__(self, model: str, sampling: Sampling, **engine: Any) -> None:
+
+class VLLMSampler:
+    """An engine of its own; under several ranks each has one, on its own GPU, so every rank must make it.
+
+    Args:
+        turns: a tokenizer to what continues first turns, where tools may be called.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        sampling: Sampling,
+        turns: Callable[[PreTrainedTokenizerBase], SeveralTurns] | None = None,
+        **engine: Any,
+    ) -> None:
         from vllm import LLM
 
+        from trl_ext.generation.adapter_models import generation_config_of
         from trl_ext.generation.merging import whole_model
 
+        self.generation_config = generation_config_of(locate(model))
         model = whole_model(model)
         state, own = PartialState(), {name: value for name, value in engine.items() if value is not None}
         # Else vLLM puts the engines of all ranks on the first GPU, and leaves one of a CPU's cores to its scheduler.
@@ -171,6 +209,7 @@ class VLLMSampler:
         with starting_vllm(), place_in_environment(state):
             self.llm = LLM(model=model, seed=sampling.seed, **{**device_settings(own.get("max_model_len")), **own})
         self.sampling = sampling
+        self.turns = None if turns is None else turns(self.llm.get_tokenizer())
 
     def parameters(self) -> dict[str, Any]:
         """What the engine is told about sampling."""
@@ -182,11 +221,35 @@ class VLLMSampler:
         """Of the weights that sample."""
         return str(self.llm.llm_engine.vllm_config.model_config.dtype).removeprefix("torch.")
 
-    def __call__(self, prompts: Sequence[str], numbers: Sequence[int]) -> list[Completion]:
+    def __call__(
+        self, prompts: Sequence[str], numbers: Sequence[int], rows: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Completion]:
         """One completion per prompt, all of them in one batch."""
-        params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
         with steps_counted(self.llm, advance), interruptible():
+            if self.turns is not None:
+                return self._in_turns(functools.partial(self.turns.continued, rows=rows), prompts, numbers)
+            params = [vllm_params(self.sampling, derive_seed(self.sampling.seed, number)) for number in numbers]
             return vllm_sample(self.llm, prompts, params)
+
+    def _in_turns(
+        self, continued: Callable[..., Sequence[Any]], prompts: Sequence[str], numbers: Sequence[int]
+    ) -> list[Completion]:
+        tokenizer, seeds = self.llm.get_tokenizer(), [derive_seed(self.sampling.seed, number) for number in numbers]
+
+        def turn(ids: list[list[int]], most_tokens: int, places: Sequence[int]) -> tuple[list[list[int]], Any]:
+            limited = dataclasses.replace(self.sampling, max_tokens=most_tokens)
+            params = []
+            for place, row in zip(places, ids, strict=True):  # of the sample and its length: not of what is with it
+                is_first = len(row) == len(asked[place])
+                params.append(vllm_params(limited, seeds[place] if is_first else derive_seed(seeds[place], len(row))))
+            outputs = [request.outputs[0] for request in self.llm.generate(_by_ids(ids), params, use_tqdm=False)]
+            logps = [[of[token].logprob for of, token in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs]
+            return [list(o.token_ids) for o in outputs], logps
+
+        asked = prompt_ids(tokenizer, prompts)
+        first, logps = turn(asked, self.sampling.max_tokens, range(len(asked)))
+        ends = eos_ids_of(self.generation_config, tokenizer.eos_token_id)
+        return _of_several_turns(continued, asked, first, logps, turn, tokenizer, ends, self.sampling)
 
 
 def vllm_params(sampling: Sampling, seed: int) -> SamplingParams:
@@ -202,7 +265,7 @@ def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[
     tokenizer = llm.get_tokenizer()
     shown = list(map(_seeing_special_tokens, params if isinstance(params, list) else [params]))
     each = shown if isinstance(params, list) else shown * len(prompts)
-    asked: list[Any] = [{"prompt_token_ids": ids} for ids in prompt_ids(tokenizer, prompts)]
+    asked = _by_ids(prompt_ids(tokenizer, prompts))
     outputs = [request.outputs[0] for request in llm.generate(asked, each, use_tqdm=False)]
     return [
         _completion(
@@ -214,6 +277,11 @@ def vllm_sample(llm: LLM, prompts: Sequence[str], params: SamplingParams | list[
         )
         for o, own in zip(outputs, each, strict=True)
     ]
+
+
+def _by_ids(prompts: Sequence[Sequence[int]]) -> list[Any]:
+    """Prompts as vLLM takes them."""
+    return [{"prompt_token_ids": list(ids)} for ids in prompts]
 
 
 def _seeing_special_tokens(params: SamplingParams) -> SamplingParams:

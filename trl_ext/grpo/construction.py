@@ -16,6 +16,7 @@ from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.tool_use import RolloutTools as RolloutTools
+from trl_ext.grpo.tool_use import with_environments_reward
 from trl_ext.rewards.guard import guarded
 from trl_ext.training.progress import show_rewards_in_notebook
 from trl_ext.turns.responses import ToolUse
@@ -56,6 +57,7 @@ def constructing(
     loaded = with_adapter_loaded(given, config)
     if config.overlong_buffer is not None:
         given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])
+    given["reward_funcs"] = with_environments_reward(given["reward_funcs"], config.tools, trainer)
     with engine_settings(config), loaded:
         yield given
     show_rewards_in_notebook(trainer)
@@ -70,5 +72,5 @@ def constructing(
     ]
     if config.tools:
         use = ToolUse.of(config, trainer._tokenizer)
-        trainer.rollout_tools = RolloutTools(use, trainer)
+        trainer.policy_tools = RolloutTools(use, trainer)
         trainer.tools = use.box.functions  # TRL then takes its path of tools, and its loop is ours

@@ -94,9 +94,10 @@ class StepMetrics:
 
     @torch.no_grad()
     def add_logp_difference(self, old_logp: Tensor, sampled: Tensor, mask: Tensor) -> None:
-        """Accumulate the distance of the engine's log-probabilities from the trainer's, under TRL's names."""
+        """Accumulate the distance of the engine's log-probabilities from the trainer's, and how many are the same."""
         difference, known = (old_logp - sampled).abs(), mask & ~sampled.isnan()
-        self.add({"sampling/sampling_logp_difference/mean": difference}, known)
+        same = (old_logp == sampled).to(difference.dtype)
+        self.add({"sampling/sampling_logp_difference/mean": difference, "sampling/identical_fraction": same}, known)
         self.add_max("sampling/sampling_logp_difference/max", difference.masked_fill(~known, -torch.inf))
 
     @torch.no_grad()

@@ -40,11 +40,13 @@ class Rollout:
     lengths: Int[Tensor, " M"]  # in tokens
     correct: Float[Tensor, " M"]  # 1, 0, or NaN for neither
     offset: int  # position of this rank's first completion among the N
+    turns: Float[Tensor, "M S 2"] | None = None  # tokens and reward of each turn, 0 after the last
 
     @classmethod
     def scored(
-        cls, rewards: Tensor, weights: Tensor, functions: Sequence[Guard], finished: Tensor, lengths: Tensor, rank: int
-    ) -> Rollout:
+        cls, rewards: Tensor, weights: Tensor, functions: Sequence[Guard], finished: Tensor, lengths: Tensor, rank: int,
+        turns: Tensor | None = None,
+    ) -> Rollout:  # fmt: skip
         """By the rewards of all ranks' completions, and what the reward functions say of this rank's.
 
         Args:
@@ -54,18 +56,22 @@ class Rollout:
         """
         reward, offset = total_reward(rewards, weights), rank * len(finished)
         correct = correct_by_row(functions, reward[offset : offset + len(finished)])
-        return cls(rewards, reward, finished, lengths, correct, offset)
+        return cls(rewards, reward, finished, lengths, correct, offset, turns)
 
     def advantage_inputs(
         self, names: Sequence[str], weights: Tensor, group_size: int, gather: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What an advantage asks for next to the total rewards, by name: (P, G), (P, G, K), or the weights as they are.
+        """What an advantage asks for next to the total rewards, by name: (P, G), (P, G, any), or the weights alone.
 
         Args:
             gather: concatenates the ranks' values; called for what is asked for only.
         """
         own = {"lengths": self.lengths, "truncated": 1.0 - self.finished.float(), "correct": self.correct}
-        by_completion = {name: gather(own[name]).view(-1, group_size) for name in names if name in own}
+        one_turn = torch.stack([self.lengths, torch.zeros_like(self.lengths)], dim=-1)[:, None]
+        turns = one_turn if self.turns is None else self.turns  # (M, S, 2)
+        own |= {"turn_lengths": turns[..., 0].long(), "turn_rewards": turns[..., 1]}
+        asked = {name: gather(own[name]) for name in names if name in own}
+        by_completion = {name: values.view(-1, group_size, *values.shape[1:]) for name, values in asked.items()}
         every = {"rewards": self.rewards.view(-1, group_size, self.rewards.shape[1]), "weights": weights}
         return by_completion | {name: value for name, value in every.items() if name in names}
 

@@ -12,37 +12,16 @@ import torch
 from torch import Tensor
 
 from trl_ext.generation.floats import widest_float
-from trl_ext.generation.tokens import completion_texts
-from trl_ext.turns.responses import Logps, Response, ToolUse
+from trl_ext.training.policy_tools import PolicyTools
+from trl_ext.turns.responses import Logps, Response
+from trl_ext.turns.tools import environment_of
 
 if TYPE_CHECKING:
     from trl_ext.grpo.rollout import Rollout
 
 
-class RolloutTools:
-    """The tools of a trainer, and the responses that it has sampled last.
-
-    Args:
-        trainer: of which `generated_logps` is set to the log-probabilities of its own tokens.
-    """
-
-    def __init__(self, use: ToolUse, trainer: Any) -> None:
-        self.use, self.trainer = use, trainer
-        self.last: list[Response] = []
-
-    def continued(self, prompts: Sequence[list[int]], first: Sequence[list[int]]) -> list[list[int]]:
-        """The ids of whole responses, of which the first turns have been sampled."""
-        trainer = self.trainer
-        self.last = self.use.continued(
-            prompts, first, trainer.generated_logps, self._turn, trainer.most_tokens, trainer.largest_of_ranks
-        )
-        trainer.generated_logps = self.own_logps()
-        return [response.ids for response in self.last]
-
-    def _turn(self, prompts: list[list[int]], most_tokens: int) -> tuple[list[list[int]], Logps]:
-        with self.trainer._sampling(None, most_tokens):
-            ids, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
-        return ids, self.trainer.generated_logps
+class RolloutTools(PolicyTools):
+    """Those of GRPO, in TRL's loop of tools, in the log's rows and in the metrics."""
 
     def loop(self, prompts: Sequence[list[int]], first: Sequence[list[int]], logps: Logps) -> tuple[Any, ...]:
         """What TRL's `_tool_call_loop` returns; its completions are here what the model itself wrote.
@@ -58,23 +37,10 @@ class RolloutTools:
         ids = [response.ids for response in self.last]
         return own, self.texts(), ids, None if logps is None else sampled, calls, failed, [[] for _ in ids]
 
-    def texts(self) -> list[str]:
-        """What the model itself wrote, which is what rewards see."""
-        return completion_texts(self.use.tokenizer, self.own_ids(), self.trainer.eos_token_ids)
-
-    def own_ids(self) -> list[list[int]]:
-        """The model's tokens in each response."""
-        return [response.own_ids for response in self.last]
-
-    def own_logps(self) -> Logps:
-        """Of the model's tokens; None if they are not known."""
-        logps = [response.own_logps for response in self.last]
-        return None if any(row is None for row in logps) else [row or [] for row in logps]
-
     def complete(self, rows: Sequence[dict[str, Any]]) -> None:
         """Add turns and calls to the responses' rows of the log."""
-        for row, response in zip(rows, self.last, strict=True):
-            row["turns"] = response.told(self.use.tokenizer.decode)
+        for row, response, told in zip(rows, self.last, self.told(), strict=True):
+            row["turns"] = told
             row["calls"] = len(response.kinds) + response.unanswered
 
     def metrics(self, rollout: Rollout, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -98,6 +64,20 @@ class RolloutTools:
             if chosen.any():
                 metrics[f"tools/accuracy_{name}_call"] = correct[chosen].mean().item()
         return metrics
+
+
+def with_environments_reward(functions: Any, tools: str | None, trainer: Any) -> Any:
+    """TRL's `reward_funcs`, and `get_reward` of the environment among the tools where it has one, as in TRL."""
+    kind = environment_of(tools) if tools else None
+    if kind is None or not callable(getattr(kind, "get_reward", None)):
+        return functions
+
+    def own(completions: Sequence[str], **_: object) -> list[float]:
+        rewards: list[float] = trainer.policy_tools.environment_rewards()
+        return rewards
+
+    own.__name__ = kind.__name__
+    return [*(functions if isinstance(functions, list) else [functions]), own]
 
 
 def _by_token(response: Response) -> Iterator[tuple[float | None, int]]:

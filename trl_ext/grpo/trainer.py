@@ -94,7 +94,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     _last_world_entropy: float
     entropy_coef: float
     eos_token_ids: list[int]
-    rollout_tools: RolloutTools | None = None  # the policy's, of the setting `tools`
+    policy_tools: RolloutTools | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         config = config_of(args, kwargs)
@@ -217,6 +217,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
         if problems is not None:
             inputs = [self.train_dataset[problem] for problem in problems]
+        if self.policy_tools is not None:
+            self.policy_tools.rows = inputs
         with only_what_is_used(self, self._is_on_policy() if self._defers_old_log_probs() else None):
             batch: TRLBatch = super()._generate_and_score_completions(inputs)
         assert self._rewarded is not None
@@ -245,7 +247,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         prompt_ids, completion_ids, tool_mask, completions, *others = super()._generate(prompts)
-        if self.rollout_tools is not None:
+        if self.policy_tools is not None:
             return prompt_ids, completion_ids, tool_mask, completions, *others
         is_stock = not (self.args.uses_axes or self.args.stop)
         completions = with_special_tokens(
@@ -279,8 +281,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self, prompts: object, prompt_ids: list[list[int]], completion_ids: list[list[int]], completions: object,
         logprobs: list[list[float | None]] | None, images: object, multimodal_fields: object,
     ) -> tuple[Any, ...]:  # fmt: skip
-        if self.rollout_tools is not None:
-            return self.rollout_tools.loop(prompt_ids, completion_ids, logprobs)
+        if self.policy_tools is not None:
+            return self.policy_tools.loop(prompt_ids, completion_ids, logprobs)
         loop: Callable[..., tuple[Any, ...]] = super()._tool_call_loop
         return loop(prompts, prompt_ids, completion_ids, completions, logprobs, images, multimodal_fields)
 
@@ -299,7 +301,8 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         unscored = torch.zeros(len(prompts), len(self.reward_funcs), device=device)
         rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
         weights, rank = self.reward_weights.to(device), self.accelerator.process_index
-        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank)
+        turns = None if self.policy_tools is None else self.policy_tools.turns(device)
+        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank, turns)
         rows = log_rows(inputs, prompts, completions, completion_ids_list, self.generated_logps)
         self.generated_logps = None  # a rollout of somebody else's function would find this one's
         columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
@@ -311,9 +314,9 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         truncation, sampled = sample_metrics(rollout, rows, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():
             metrics[name][-1] = value  # TRL has counted completions that ended at a stop string as truncated
-        if self.rollout_tools is not None:
-            self.rollout_tools.complete(rows)
-            sampled |= self.rollout_tools.metrics(rollout, self.accelerator.gather)
+        if self.policy_tools is not None:
+            self.policy_tools.complete(rows)
+            sampled |= self.policy_tools.metrics(rollout, self.accelerator.gather)
         for name, value in sampled.items():
             metrics[name].append(value)
         return rewards
@@ -439,12 +442,6 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._token_log = TokenLog(self._tokenizer.decode)
         return self._token_log.of_row
 
-    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion per prompt, generated as in a rollout."""
-        prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        ids = self._generate_single_turn(prompt_ids, images, fields, 1)[0]
-        return ids if self.rollout_tools is None else self.rollout_tools.continued(prompt_ids, ids)
-
-    def own_tokens(self, ids_of_rows: list[list[int]]) -> list[list[int]]:
-        """Those that the policy has sampled, of the responses that were generated last."""
-        return ids_of_rows if self.rollout_tools is None else self.rollout_tools.own_ids()
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
+        """One completion per prompt, generated as in a rollout, up to a call of a tool."""
+        return self._generate_single_turn(prompts, None, {}, 1)[0]

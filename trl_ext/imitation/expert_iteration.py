@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from trl_ext.compat.given import given
 from trl_ext.errors import brief_in_notebooks
-from trl_ext.evaluation.evaluator import grade_rows
+from trl_ext.evaluation.evaluator import grade_rows, tool_figures
 from trl_ext.generation.completion import derive_seed
 from trl_ext.imitation.schedule import optimizer_steps, questions_of_step, step_counts, step_line
 from trl_ext.imitation.selection import SELECTIONS, Row
@@ -30,7 +30,11 @@ from trl_ext.io import append_jsonl, drop_torn_line, print_line, read_jsonl, wri
 from trl_ext.ranks import run_on_main_and_broadcast
 from trl_ext.registry import parse_options
 from trl_ext.setting import Group, OnResume, setting
+from trl_ext.training.policy_tools import PolicyTools
 from trl_ext.training.stopping import TimeBudget
+from trl_ext.training.trl_settings import check_needs, rules_of
+from trl_ext.turns.responses import ToolUse
+from trl_ext.turns.settings import ToolSettings, check_tools, resolve_protocol
 
 FOLDER, ROLLOUTS, KEPT, STEPS = "expert_iteration", "rollouts.jsonl", "kept.jsonl", "steps.jsonl"
 _WITHOUT_MEANING = {
@@ -45,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @brief_in_notebooks
 @dataclass
-class ExpertIterationConfig(ExtSFTConfig):
+class ExpertIterationConfig(ToolSettings, ExtSFTConfig):
     """What a step samples, keeps and fine-tunes on; the rest is as in SFT.
 
     Raises:
@@ -107,6 +111,8 @@ class ExpertIterationConfig(ExtSFTConfig):
             raise ValueError(f"{name}: {value} has no meaning in expert iteration: {_WITHOUT_MEANING[name]}")
         asked: int = self.max_steps  # type: ignore[has-type]
         super().__post_init__()
+        check_needs(self, rules_of(ToolSettings))
+        check_tools(self)
         schedule = str(getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type))
         if schedule not in _SCHEDULES:
             raise ValueError(
@@ -145,9 +151,13 @@ class ExpertIterationTrainer(ExtSFTTrainer):
 
     def __init__(self, *args: Any, questions: Sequence[Row], grader: Callable[..., Any], folder: Path, **kwargs: Any):
         config = kwargs["args"]
+        if config.tools:
+            resolve_protocol(config, by_template=False)  # a recipe has done so with the model's template
         config.dataset_kwargs = {"skip_prepare_dataset": True}  # there is nothing to prepare yet
         config.ignore_data_skip = True  # `load_resume_state` finds the place
         super().__init__(*args, train_dataset=IterableDataset.from_generator(_nothing_yet), **kwargs)
+        if config.tools:
+            self.policy_tools = PolicyTools(ToolUse.of(config, self._tokenizer), self)
         self.questions, self.grader, self.folder = list(questions), grader, folder
         self.budget: TimeBudget | None = None
         self.ei_step = 0  # the current one, from 1
@@ -221,6 +231,7 @@ class ExpertIterationTrainer(ExtSFTTrainer):
             )  # fmt: skip
         logged = {f"expert_iteration/{k}": float(v) for k, v in counts.items() if v is not None and k != "step"}
         entropy = counts["entropy_estimate"]
+        logged |= {f"tools/{name}": figure for name, figure in tool_figures(rollouts).items()}
         self.log_now(logged | ({} if entropy is None else {"sampling/entropy_estimate": entropy}))  # as in GRPO
 
     def _lay_out(self, step: int, rows: Sequence[Row], done: int) -> None:
@@ -267,9 +278,10 @@ class ExpertIterationTrainer(ExtSFTTrainer):
         return rows
 
     def _sample_and_grade(self, part: Sequence[tuple[int, Row]], seed: int) -> list[Row]:
-        prompts = [row["prompt"] for _, row in part]
-        completions = self.sample(prompts, self.args.rollout_batch_size, seed, purpose="sampling")
-        rows = run_on_main_and_broadcast(lambda: grade_rows([row for _, row in part], completions, self.grader))
+        asked = [row for _, row in part]
+        prompts, size = [row["prompt"] for row in asked], self.args.rollout_batch_size
+        completions = self.sample(prompts, size, seed, purpose="sampling", rows=asked)
+        rows = run_on_main_and_broadcast(lambda: grade_rows(asked, completions, self.grader))
         return [{"question": n, **row} for (n, _), row in zip(part, rows, strict=True)]
 
     def _step_folder(self, step: int) -> Path:

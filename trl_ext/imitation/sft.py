@@ -213,15 +213,14 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             engine_settings=config.engine_settings(),
         )
 
-    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion of the current policy per prompt."""
-        ids_of_prompts = prompt_ids(self._tokenizer, prompts)
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
+        """One completion of the current policy per prompt, up to a call of a tool."""
         if not self.use_vllm:
-            return self._hf_completion_ids(ids_of_prompts)
+            return self._hf_completion_ids(prompts)
         if self._last_loaded_step != self.state.global_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
-        _, ids, logps, _ = self.vllm_generation.generate(prompts=ids_of_prompts, images=None, num_generations=1)
+        _, ids, logps, _ = self.vllm_generation.generate(prompts=prompts, images=None, num_generations=1)
         self.generated_logps = [[of_token[0] for of_token in row] for row in logps]
         return list(ids)
 
@@ -257,8 +256,9 @@ def tokenized(
 ) -> tuple[list[dict[str, Any]], int]:
     """Rows with `prompt` and `response` -> `input_ids` and `completion_mask`, and how many were too long.
 
-    As in the handout, prompt and response are tokenized separately. One EOS ends each response, so that the model
-    learns to stop also where no stop string does.
+    As in the handout, prompt and response are tokenized separately; in a row with `turns` each of them is, and those of
+    tools are read and not learned. One EOS ends each response, so that the model learns to stop also where no stop
+    string does.
 
     Args:
         max_length: of prompt and response together, in tokens; what is longer is left out, since half a trace has no
@@ -268,12 +268,23 @@ def tokenized(
     if not listed:
         return [], 0
     prompts = prompt_ids(tokenizer, [row["prompt"] for row in listed])
-    responses = tokenizer(text=[row["response"] for row in listed], add_special_tokens=False)["input_ids"]
-    end = tokenizer.eos_token_id
-    ended = [r if end is None or r[-1:] == [end] else [*r, end] for r in responses]
-    examples = [
-        {"input_ids": [*p, *r], "completion_mask": [0] * len(p) + [1] * len(r)}
-        for p, r in zip(prompts, ended, strict=True)
-    ]
+    parts = [_parts(row) for row in listed]
+    texts = iter(tokenizer(text=[text for row in parts for text, _ in row], add_special_tokens=False)["input_ids"])
+    examples, end = [], tokenizer.eos_token_id
+    for prompt, row in zip(prompts, parts, strict=True):
+        ids, mask = list[int](), list[int]()
+        for (_, is_own), said in zip(row, texts, strict=False):
+            ids += said
+            mask += [int(is_own)] * len(said)
+        if end is not None and ids[-1:] != [end]:
+            ids, mask = [*ids, end], [*mask, 1]
+        examples.append({"input_ids": [*prompt, *ids], "completion_mask": [0] * len(prompt) + mask})
     kept = [row for row in examples if max_length is None or len(row["input_ids"]) <= max_length]
     return kept, len(examples) - len(kept)
+
+
+def _parts(row: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """A response's texts in their order, and whether the model wrote them."""
+    if not row.get("turns"):
+        return [(row["response"], True)]
+    return [(turn["text"], turn["role"] == "assistant") for turn in row["turns"]]

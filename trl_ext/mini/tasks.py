@@ -6,7 +6,9 @@ from random import Random
 
 from trl_ext.mini.arithmetic import arithmetic
 from trl_ext.mini.cups import cups
+from trl_ext.mini.game import countdown_game
 from trl_ext.mini.problems import problems
+from trl_ext.mini.sums import sums
 from trl_ext.mini.task import Row, Step, Task
 from trl_ext.registry import Registry
 
@@ -23,6 +25,8 @@ def mini_math() -> Task:
 
 TASKS.register(arithmetic)
 TASKS.register(cups)
+TASKS.register(sums)
+TASKS.register(countdown_game)
 
 
 def _solution(row: Row, rng: Random) -> tuple[str, str]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig
-
+from trl_ext.generation.adapter_models import generation_config_of
 from trl_ext.generation.conversation import ChatTemplate
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.registry import parse_options
@@ -131,11 +130,3 @@ def doubled_begin(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Mapping[str
         return ""
     adds = tokenizer(text="a")["input_ids"][:1] == [tokenizer.bos_token_id]
     return f"the prompt begins with {bos!r}, which the tokenizer adds too: the model reads it once" if adds else ""
-
-
-def generation_config_of(source: ModelSource) -> GenerationConfig:
-    """A model's own; an empty one if it has none."""
-    try:
-        return GenerationConfig.from_pretrained(source.base, **source.known)
-    except OSError:
-        return GenerationConfig()

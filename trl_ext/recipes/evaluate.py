@@ -27,6 +27,7 @@ from trl_ext.errors import InputError, Stopped
 from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.evaluator import SAMPLES, Report, grade_rows, is_correct
 from trl_ext.evaluation.export import ExportedTask, write_tasks
+from trl_ext.generation.adapter_models import generation_config_of
 from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
@@ -45,7 +46,7 @@ from trl_ext.io import (
     write_text,
 )
 from trl_ext.ranks import run_on_main_and_broadcast
-from trl_ext.recipes.chat import Chat, ShownTools, generation_config_of
+from trl_ext.recipes.chat import Chat, ShownTools
 from trl_ext.recipes.contamination import contamination, contamination_line
 from trl_ext.recipes.evaluation_settings import Evaluation
 from trl_ext.recipes.measured import (
@@ -386,7 +387,7 @@ def _sample(
             numbers = mine[start : start + settings.batch_size]
             chosen = [problems[n // settings.samples] for n in numbers]
             try:
-                completions = sampler([problem["prompt"] for problem in chosen], numbers)
+                completions = sampler([problem["prompt"] for problem in chosen], numbers, chosen)
             except FloatingPointError as error:
                 raise InputError(f"model {settings.model_name_or_path!r}: {error}") from error
             graded = grade_rows(chosen, completions, grader)

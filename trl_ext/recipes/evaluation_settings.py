@@ -203,9 +203,6 @@ class Evaluation(ToolSettings, DatasetSettings):
         for name in ("responses", "export", "min_tokens"):
             if getattr(self, name):
                 raise ValueError(f"tools with {name}: no tool would be called as it says; leave one of them out")
-        if str(self.use_vllm).lower() == "true":
-            raise ValueError("tools with use_vllm: an evaluation calls them by HF generate; leave one of them out")
-        self.use_vllm = "false"
         Toolbox.of(self.tools, self.tool_timeout).close()  # refuses what cannot be called, or not be isolated
 
     def sampling(self) -> Sampling:
@@ -230,12 +227,13 @@ class Evaluation(ToolSettings, DatasetSettings):
     def sampler(self, model: str, context: int | None = None) -> Sampler:
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
         dtype = dtype_to_sample_in(self.dtype, locate(model).dtype)
+        turns = functools.partial(ToolUse.of, self) if self.tools else None
         if not self.engine()[0]:
-            turns = functools.partial(ToolUse.of, self) if self.tools else None
             return HFSampler(model, self.sampling(), self.batch_size, dtype, turns)
         return VLLMSampler(
             model,
             self.sampling(),
+            turns,
             dtype=dtype,
             max_model_len=context if self.vllm_max_model_length is None else self.vllm_max_model_length,
             gpu_memory_utilization=self.vllm_gpu_memory_utilization,

@@ -185,31 +185,12 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
     refuse_loss_of_experts(getattr(config, "router_aux_loss_coef", None), shape, policy)
-    tools = ShownTools.of(config, tokenizer, task.asking.is_chat) if getattr(config, "tools", None) else None
-    if task.asking.is_chat:
-        chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs, tools)
-        asked = {name: replace(one, rows=chat.texts(one.rows)) for name, one in data.benchmarks.items()}
-        data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation), benchmarks=asked)
-        config.stop = list(dict.fromkeys([*(config.stop or []), *chat.more_stops])) or None  # a run's own file has them
-        if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
-            config.eos_token = chat.end
-        data.note = chat.line(data.validation)
-    else:
-        if tools is not None:
-            data = with_tools_in_texts(data, tools, task)
-        data.note = data.note or doubled_begin(tokenizer, data.validation)
+    data = as_texts(data, task, source, tokenizer, config)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     if getattr(config, "has_teacher", False):
         check_teachers(config, tokenizer, shape.get_text_config().vocab_size)
         check_taught_problems(config, data.train)
-    context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
-    if config.use_vllm and config.vllm_mode == "server":
-        servers = check_server(config)
-        servers.refuse_another_model(shape, tokenizer, source.base)
-        context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
-    room = shortest_context(config) if getattr(config, "teacher_url", None) else None
-    if room is not None and (context is None or room < context):
-        context, setting = room, "the --max-model-len of the teacher's server"
+    context, setting = context_of_run(shape, tokenizer, source, config)
     response = (config.max_completion_length, "sampling_max_tokens")
     measured = (task.validation_max_tokens, "validation_max_tokens") if task.validation_max_tokens else response
     lengths = {"train": response, "validation": measured}
@@ -231,6 +212,40 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
         sampled += [(one.rows["prompt"], measured[0]) for one in data.benchmarks.values()]
         config.engine_context = engine_context(sampled, tokenizer, context)
     return data
+
+
+def as_texts(
+    data: Data, task: TaskSettings, source: ModelSource, tokenizer: PreTrainedTokenizerBase, config: TrainingArguments
+) -> Data:
+    """The rows with texts as prompts, by the chat template where they are conversations; and where responses end."""
+    tools = ShownTools.of(config, tokenizer, task.asking.is_chat) if getattr(config, "tools", None) else None
+    if not task.asking.is_chat:
+        data = data if tools is None else with_tools_in_texts(data, tools, task)
+        data.note = data.note or doubled_begin(tokenizer, data.validation)
+        return data
+    chat = Chat.with_model(source, tokenizer, config.chat_template_kwargs, tools)
+    asked = {name: replace(one, rows=chat.texts(one.rows)) for name, one in data.benchmarks.items()}
+    data = replace(data, train=chat.texts(data.train), validation=chat.texts(data.validation), benchmarks=asked)
+    config.stop = list(dict.fromkeys([*(config.stop or []), *chat.more_stops])) or None  # a run's own file has them
+    if getattr(config, "eos_token", "") is None:  # of fine-tuning, which ends responses with it
+        config.eos_token = chat.end
+    data.note = chat.line(data.validation)
+    return data
+
+
+def context_of_run(
+    shape: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, source: ModelSource, config: TrainingArguments
+) -> tuple[int | None, str]:
+    """The shortest context of model, engine, servers and teachers, and the setting that it is of; None for any."""
+    context, setting = context_of(shape, config.use_vllm, config.vllm_max_model_length)
+    if config.use_vllm and config.vllm_mode == "server":
+        servers = check_server(config)
+        servers.refuse_another_model(shape, tokenizer, source.base)
+        context, setting = min(server.context() for server in servers.each), "the vLLM server's --max-model-len"
+    room = shortest_context(config) if getattr(config, "teacher_url", None) else None
+    if room is not None and (context is None or room < context):
+        context, setting = room, "the --max-model-len of the teacher's server"
+    return context, setting
 
 
 def with_tools_in_texts(data: Data, tools: ShownTools, task: TaskSettings) -> Data:

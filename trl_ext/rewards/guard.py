@@ -71,7 +71,7 @@ class Guard:
         """The function's rewards."""
         self._begin(kwargs)
         try:
-            with _limit(self.timeout, functools.partial(self._late, kwargs)):
+            with limited(self.timeout, functools.partial(self._late, kwargs)):
                 rewards = self._as_list(self.reward_fn(*args, **kwargs), kwargs)
         except RewardError:
             raise
@@ -198,8 +198,8 @@ def _error_of_both_types(fault: RewardError, error: Exception) -> RewardError:
 
 
 @contextlib.contextmanager
-def _limit(seconds: float | None, error: Callable[[FrameType | None], Exception]) -> Iterator[None]:
-    """Raise `error` in the main thread after `seconds`.
+def limited(seconds: float | None, error: Callable[[FrameType | None], Exception]) -> Iterator[None]:
+    """Raise `error` in the main thread after `seconds`; Python code and waiting can be interrupted so.
 
     A thread sends SIGURG, which does nothing by default; SIGALRM and its timer are left to the process.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_ext.evaluation.evaluator import OUTCOMES, Report, tool_figures
+from trl_ext.evaluation.evaluator import OUTCOMES, Report
 from trl_ext.evaluation.statistics import mean_interval
 from trl_ext.plots import figure, plot_accuracy
 from trl_ext.runs.summary import Selection, ValidationEntry
@@ -82,7 +82,6 @@ def evaluation_summary(report: Report) -> dict[str, Any]:
         "accuracy_low": low,
         "accuracy_high": high,
         "counts": {name: counts[name] for name in OUTCOMES},
-        **({"tools": tools} if (tools := tool_figures(report.rows)) else {}),
     }
 
 

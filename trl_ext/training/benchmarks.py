@@ -156,7 +156,7 @@ class BenchmarkValidation(TrainerCallback):
             for number, row in enumerate(self.rows[name])
             for sample in range(k)
         ]
-        completions = self.trainer.sample([row["prompt"] for row in asked], **self.sampling)
+        completions = self.trainer.sample([row["prompt"] for row in asked], rows=asked, **self.sampling)
         grade = functools.partial(grade_rows, asked, completions, self.grader(GRADERS, "strict", **facts.grading))
         figures = run_on_main_and_broadcast(lambda: figures_of(Report(grade(), k), equality_of("strict")))
         seconds = round(time.time() - began, 2)

@@ -208,7 +208,7 @@ class Validation(TrainerCallback):
         is_chosen = self.restore_best and restored is not None
         sampling = self.sampling | ({"seed": derive_seed(1, self.sampling["seed"])} if is_chosen else {})
         asked = [problem for problem in problems for _ in range(self.samples)]
-        completions = trainer.sample([problem["prompt"] for problem in asked], **sampling)
+        completions = trainer.sample([problem["prompt"] for problem in asked], rows=asked, **sampling)
         rows: list[dict[str, Any]] = []  # of the main process, which logs them
 
         def grade() -> dict[str, Any]:
@@ -247,6 +247,7 @@ def logged_figures(step: int, figures: Mapping[str, Any]) -> dict[str, float]:
         "step": step,
         "format_rate": 1 - figures["outcomes"]["neither"],
         **{name: value for name, value in figures.items() if name in _FIGURES or name.startswith("pass@")},
+        **figures.get("tools", {}),
     }
     return {f"{VALIDATIONS}{name}": value for name, value in logged.items() if value is not None}
 

@@ -35,7 +35,7 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ from trl_ext.generation.sampling import (
     without_adapter,
 )
 from trl_ext.generation.token_logprobs import TokenLogProbs
-from trl_ext.generation.tokens import completion_texts
+from trl_ext.generation.tokens import completion_texts, prompt_ids
 from trl_ext.io import is_disk_fault
 from trl_ext.ranks import gather_on_main, run_on_main_and_broadcast
 from trl_ext.runs.checkpoints import (
@@ -96,6 +96,7 @@ from trl_ext.training.checkpoint_state import (
     without_state,
 )
 from trl_ext.training.faults import NonFiniteError, lack_of_room, loss_scale, write_report
+from trl_ext.training.policy_tools import PolicyTools
 from trl_ext.training.preemption import StopOnSigterm
 from trl_ext.training.trackers import send_table, trackers_last
 
@@ -120,6 +121,7 @@ class ReliableTrainer(Trainer):
     skipped_in_a_row: int = 0  # the latest of them, without a finite one in between
     last_rollout: Sequence[dict[str, Any]] = ()  # this rank's rows of training, for the log and for a skipped step
     restored_step: int | None = None  # whose weights the run ends with, where they are not the last
+    policy_tools: PolicyTools | None = None  # of the setting `tools`
     generated_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
     _compiling: TorchDynamoPlugin | None = None  # how layers are, if they are
@@ -574,13 +576,19 @@ class ReliableTrainer(Trainer):
         with self._sampling(temperature, max_tokens):
             return self.vllm_generation.parameters() if self.use_vllm else shown(self.generation_config, self.args.stop)
 
-    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
-        """One completion of the current policy per prompt, as token ids."""
+    def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:
+        """One completion of the current policy per prompt, as token ids; with tools it may end with a call."""
         raise NotImplementedError
 
+    def completion_ids(self, prompts: list[str]) -> list[list[int]]:
+        """One completion of the current policy per prompt, as token ids, those of tools among them."""
+        ids = prompt_ids(self._tokenizer, prompts)
+        first = self.turn_ids(ids)
+        return first if self.policy_tools is None else self.policy_tools.continued(ids, first)
+
     def own_tokens(self, ids_of_rows: list[list[int]]) -> list[list[int]]:
-        """Those of the responses that `completion_ids` returned last which the policy has sampled: all of them."""
-        return ids_of_rows
+        """Those of the responses that `completion_ids` returned last which the policy has sampled."""
+        return ids_of_rows if self.policy_tools is None else self.policy_tools.own_ids()
 
     @property
     def most_tokens(self) -> int:
@@ -610,6 +618,7 @@ class ReliableTrainer(Trainer):
         temperature: float | None = None,
         max_tokens: int | None = None,
         purpose: str = "validation",
+        rows: Sequence[Mapping[str, Any]] = (),
     ) -> list[Completion]:
         """Sample one completion per prompt from the current policy, with the prompts split across ranks.
 
@@ -620,13 +629,15 @@ class ReliableTrainer(Trainer):
             temperature: None for the rollouts'; 0 means greedy decoding.
             max_tokens: None for the rollouts'.
             purpose: what the lines of progress call it.
+            rows: the problems, for tools that are environments.
 
         Returns:
             On the main process, completions in the order of the prompts; elsewhere nothing, since nobody reads them.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        mine = list(prompts[rank::ranks])
-        mine += prompts[:1] * (-(-len(prompts) // ranks) - len(mine))  # equal on all ranks, or collectives would hang
+        places = list(range(rank, len(prompts), ranks))
+        places += [0] * (-(-len(prompts) // ranks) - len(places))  # equal on all ranks, or collectives would hang
+        mine, problems = [prompts[n] for n in places], [rows[n] for n in places if rows]
         batch_size = len(mine) if self.use_vllm else batch_size
         is_greedy = (self.args.temperature if temperature is None else temperature) == 0
         seeded = self.vllm_generation.measuring(seed) if self.use_vllm else contextlib.nullcontext()
@@ -639,25 +650,29 @@ class ReliableTrainer(Trainer):
             seeded,
         ):
             torch.manual_seed(seed + rank)
-            completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy)
+            completions = self._sample_in_batches(mine, max(batch_size, 1), is_greedy, problems)
         gathered = gather_on_main([completions])  # one list per rank
         return [gathered[i % ranks][i // ranks] for i in range(len(prompts))] if gathered else []
 
-    def _sample_in_batches(self, prompts: Sequence[str], size: int, is_greedy: bool) -> list[Completion]:
+    def _sample_in_batches(
+        self, prompts: Sequence[str], size: int, is_greedy: bool, problems: Sequence[Mapping[str, Any]]
+    ) -> list[Completion]:
         """This rank's completions, in the order of the prompts."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # similar lengths need little padding
         completions: dict[int, Completion] = {}
         for start in range(0, len(prompts), size):
             chosen = order[start : start + size]
+            if self.policy_tools is not None:
+                self.policy_tools.rows = [problems[i] for i in chosen if problems]
             with without_dropout(self.model):
                 ids_of_rows = self.completion_ids([prompts[i] for i in chosen])
-            finished = self._is_finished(ids_of_rows)
-            ids_of_rows = self.own_tokens(ids_of_rows)
+            finished, ids_of_rows = self._is_finished(ids_of_rows), self.own_tokens(ids_of_rows)
+            told = [None] * len(chosen) if self.policy_tools is None else self.policy_tools.told()
             texts = completion_texts(self._tokenizer, ids_of_rows, self.eos_token_ids)
             entropies = entropy_estimates(ids_of_rows, None if is_greedy else self.generated_logps)
-            rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, strict=True)
-            for i, text, ids, end, entropy in rows:
-                completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy)
+            rows = zip(chosen, texts, ids_of_rows, finished.tolist(), entropies, told, strict=True)
+            for i, text, ids, end, entropy, turns in rows:
+                completions[i] = Completion(text, len(ids), end, entropy_estimate=entropy, turns=turns)
         return [completions[i] for i in range(len(prompts))]
 
     def place_in_run(self) -> Place:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from fractions import Fraction
 
 import mpmath
@@ -10,9 +12,32 @@ from trl_ext.rewards.expression import Undefined, exact_value, numeric_value, va
 from trl_ext.rewards.strict.answers import Unreadable, is_expression
 from trl_ext.rewards.strict.clean import clean
 from trl_ext.rewards.strict.grammar import parse
+from trl_ext.turns.calls import Answer, Call
 
 MAX_CHARACTERS = 400
 DIGITS = 15  # of a value that is not rational
+
+
+class Calculator:
+    """The tool `calculator`, in this process."""
+
+    def __init__(self) -> None:
+        self.function = calculator
+
+    def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        """The values."""
+        return [self._answer(call) for call in calls]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def _answer(self, call: Call) -> Answer:
+        began = time.monotonic()
+        try:
+            text, kind = calculator(**{name: str(value) for name, value in (call.arguments or {}).items()}), "ok"
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            return Answer(f"Error: {error}", "failed", time.monotonic() - began)
+        return Answer(text, kind, time.monotonic() - began)  # type: ignore[arg-type]
 
 
 def calculator(expression: str) -> str:

@@ -16,8 +16,8 @@ from transformers.utils import get_json_schema
 from trl.chat_template_utils import add_response_schema, parse_response, supports_tool_calling
 
 from trl_ext.generation.conversation import ChatTemplate
+from trl_ext.turns.calls import Call
 from trl_ext.turns.settings import STOP
-from trl_ext.turns.tools import Call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

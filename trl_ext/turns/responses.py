@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.generation.progress import advance
+from trl_ext.turns.calls import Answer, Call, Kind
 from trl_ext.turns.protocols import Fences, Template, ToolProtocol, shortened
-from trl_ext.turns.tools import Answer, Call, Kind, Toolbox
+from trl_ext.turns.tools import Toolbox
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Logps = Sequence[Sequence[float | None]] | None
-Generate = Callable[[list[list[int]], int], tuple[list[list[int]], Logps]]
+Generate = Callable[[list[list[int]], int, Sequence[int]], tuple[list[list[int]], Logps]]
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,13 @@ class Part:
 
     Attributes:
         calls: names and kinds of what was answered; empty for the model's.
+        reward: of the turn that was answered, by an environment.
     """
 
     tokens: int
     calls: tuple[tuple[str, Kind], ...] = ()
     seconds: float = 0.0
+    reward: float = 0.0
 
 
 @dataclass
@@ -54,13 +58,13 @@ class Response:
         self.parts.append(Part(len(ids)))
         self.logps = None if self.logps is None or logps is None else [*self.logps, *logps]
 
-    def hear(self, ids: Sequence[int], calls: Sequence[Call], answers: Sequence[Answer]) -> None:
-        """Add the answers to its calls."""
+    def hear(self, ids: Sequence[int], calls: Sequence[Call], answers: Sequence[Answer], reward: float = 0.0) -> None:
+        """Add the answers to its calls, and the reward of the turn that called."""
         self.ids += ids
         self.own += [0] * len(ids)
         self.called += calls
         told = tuple((call.name, answer.kind) for call, answer in zip(calls, answers, strict=True))
-        self.parts.append(Part(len(ids), told, sum(answer.seconds for answer in answers)))
+        self.parts.append(Part(len(ids), told, sum(answer.seconds for answer in answers), reward))
         if self.logps is not None:
             self.logps = [*self.logps, *[None] * len(ids)]
 
@@ -73,6 +77,13 @@ class Response:
     def own_logps(self) -> list[float | None] | None:
         """Of the model's tokens."""
         return None if self.logps is None else [p for p, own in zip(self.logps, self.own, strict=True) if own]
+
+    @property
+    def turns(self) -> list[tuple[int, float]]:
+        """Tokens and reward of each turn of the model."""
+        own = [n for n, part in enumerate(self.parts) if not part.calls]
+        answered = [*self.parts, Part(0)]  # behind a turn comes the answer to it, if there is one
+        return [(self.parts[n].tokens, answered[n + 1].reward) for n in own]
 
     @property
     def kinds(self) -> list[Kind]:
@@ -130,6 +141,7 @@ class ToolUse:
         generate: Generate,
         limit: int,
         agreed: Callable[[int], int] = lambda room: room,
+        rows: Sequence[Mapping[str, Any]] = (),
     ) -> list[Response]:
         """N responses, of which the first turns have been sampled.
 
@@ -137,14 +149,17 @@ class ToolUse:
             prompts: N, as token ids.
             first: the N first turns, as token ids.
             logps: of their tokens, or None.
-            generate: prompts and the most tokens of a turn to turns and their log-probabilities.
+            generate: prompts, the most tokens of a turn, and which of the N responses they continue, to turns and
+                their log-probabilities.
             limit: of a response's tokens, those of tools included.
             agreed: the largest room of all processes that generate together; 0 where nobody has a call.
+            rows: the N problems, which environments are reset with.
         """
+        self.box.begin(rows)
         responses = [Response.begun(ids, logps[n] if logps else None) for n, ids in enumerate(first)]
         speaking = list(range(len(responses)))
         for turn in range(1, self.max_turns + 1):
-            calls = {n: self._calls(prompts[n], responses[n], limit) for n in speaking}
+            calls = {n: self._calls(n, prompts[n], responses[n], limit) for n in speaking}
             calls = {n: called for n, called in calls.items() if called}
             if turn == self.max_turns:
                 for n, called in calls.items():
@@ -154,15 +169,16 @@ class ToolUse:
             room = agreed(max((limit - len(responses[n].ids) for n in speaking), default=0))
             if not room:
                 break
+            advance(0, finished=-len(speaking))  # they were counted after their last turn
             asked = [[*prompts[n], *responses[n].ids] for n in speaking]
             # Who has nothing to ask still takes part where processes generate together.
-            said, known = generate(asked or [list(prompts[0])], room)
+            said, known = generate(asked or [list(prompts[0])], room, speaking or [0])
             for place, n in enumerate(speaking):
                 left = limit - len(responses[n].ids)
                 responses[n].say(said[place][:left], known[place][:left] if known else None)
         return responses
 
-    def _calls(self, prompt: Sequence[int], response: Response, limit: int) -> list[Call]:
+    def _calls(self, place: int, prompt: Sequence[int], response: Response, limit: int) -> list[Call]:
         last = response.parts[-1].tokens
         if not last or len(response.ids) >= limit:
             return []
@@ -174,12 +190,14 @@ class ToolUse:
                 call.arguments,
                 call.fault,
                 tuple(old.arguments for old in earlier if old.name == call.name and old.arguments is not None),
+                place,
             )
             for call in self.protocol.calls(before, response.ids[-last:])
         ]
 
     def _answer(self, responses: Sequence[Response], calls: dict[int, list[Call]], limit: int) -> list[int]:
         """Answer all calls at once; the numbers of the responses whose answers have room, and a token after them."""
+        before = {n: self.box.turn_rewards(n) for n in calls}
         told = iter(self.box.answers([call for called in calls.values() for call in called]))
         speaking = []
         for n, called in calls.items():
@@ -189,6 +207,6 @@ class ToolUse:
             if len(response.ids) + len(ids) >= limit:
                 response.unanswered += len(called)
                 continue
-            response.hear(ids, called, answers)
+            response.hear(ids, called, answers, self.box.turn_rewards(n) - before[n])
             speaking.append(n)
         return speaking

@@ -70,7 +70,7 @@ def test_layers_are_compiled_once_to_the_same_gradient(path: str, tmp_path: Path
     assert graphs() == 0
     compiled = trained(tmp_path / "compiled", **settings, callbacks=[counted], **backend)
     assert len(counted.graphs) == 10
-    assert counted.graphs[0] > 10
+    assert counted.graphs[0] > 0
     assert counted.graphs[-3] == counted.graphs[-1] < 60  # once there has been a call of each kind; for both layers
     assert not counters["recompile_limit"]
     first = trained(tmp_path / "first", **{**settings, "n_grpo_steps": 1})

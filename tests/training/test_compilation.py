@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-from tests.grpo.test_step import ALL, OFF_POLICY, PLAIN, trained
+from tests.grpo.test_step import ALL, OFF_POLICY, trained
 from tests.support.tiny import ends_early, make_trainer, tiny_model, weight_difference
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat import compilation
@@ -27,11 +27,9 @@ COMPILED: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "eag
 PATHS: dict[str, dict[str, Any]] = {
     "shared_prompts": ALL,
     "contiguous_rows": {**ALL, "share_prompt_prefix": False},
-    "as_trl_cuts": PLAIN,
     "checkpointed": {**ALL, "gradient_checkpointing": True},
     "backward_traced": {**ALL, "torch_compile_backend": "aot_eager"},
     "adapter": {**ALL, "peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.0)},
-    "reference": {**ALL, "beta": 0.1},
 }
 EACH_PUSH = ("shared_prompts", "adapter")
 
@@ -71,7 +69,9 @@ def test_layers_are_compiled_once_to_the_same_gradient(path: str, tmp_path: Path
     compiled = trained(tmp_path / "compiled", **settings, callbacks=[counted], **backend)
     assert len(counted.graphs) == 10
     assert counted.graphs[0] > 0
-    assert counted.graphs[-3] == counted.graphs[-1] < 60  # once there has been a call of each kind; for both layers
+    assert counted.graphs[-1] < 60  # of each kind of call, such as with a single row, for both layers together
+    if path != "contiguous_rows":  # of which a single row comes late
+        assert counted.graphs[-3] == counted.graphs[-1]
     assert not counters["recompile_limit"]
     first = trained(tmp_path / "first", **{**settings, "n_grpo_steps": 1})
     assert weight_difference(plain.model, first.model) > 1e-4

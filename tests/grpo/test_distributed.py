@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils import is_bitsandbytes_available
 
 from tests.generation.test_vllm import AGREE
 from tests.support import two_ranks
@@ -30,7 +31,12 @@ def free_port() -> int:
 def environment_of_ranks() -> dict[str, str]:
     """For a launcher's process: one thread per rank, and nothing of a launch that this process belongs to."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")}
-    return {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    return {
+        **inherited,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), inherited.get("PYTHONPATH", "")]),
+    }
 
 
 def on_two_ranks(launcher: list[str], output: Path, part: str, seconds: float = 280) -> list[dict[str, Any]]:
@@ -185,6 +191,27 @@ def test_a_gradient_that_is_not_finite_is_left_out_on_both_ranks(
     for found in (*ranks, *sharded, one_rank):
         assert found["left_out"]["skipped"] == 1
         assert all(weight.isfinite().all() for weight in found["left_out"]["weights"].values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+def test_compiled_layers_learn_the_same_on_two_ranks(config: str, tmp_path: Path) -> None:
+    found = on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "compiled", seconds=900)
+    if config == "zero3":
+        assert all("which ZeRO-3 has in parts: leave torch_compile out" in rank["refused"] for rank in found)
+        return
+    assert min(rank["graphs"] for rank in found) > 0
+    assert distance(found[0]["compiled"]["weights"], found[1]["compiled"]["weights"]) == 0
+    assert distance(found[0]["compiled"]["weights"], found[0]["plain"]["weights"]) < 2e-6  # float32 under ZeRO
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not is_bitsandbytes_available(), reason="needs bitsandbytes")
+@pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
+def test_adapters_on_quantized_weights_train_on_two_ranks(config: str, tmp_path: Path) -> None:
+    first, second = on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "quantized")
+    assert first == pytest.approx(second, rel=1e-6)
+    assert min(first.values()) > 0.01
 
 
 @pytest.mark.vllm

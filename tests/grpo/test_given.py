@@ -139,7 +139,7 @@ def test_trls_own_parser_tells_what_was_given_too(tmp_path: Path) -> None:
     found, model = parser.parse_args_and_config([*flags, "--dynamic_sampling_tries", "1", "--lora_r", "16"])
     assert (found.dynamic_sampling_tries, found.mask_truncated_completions) == (1, True)
     with pytest.raises(ValueError, match="lora_r=16 needs use_peft: true"):
-        check_model_settings(model, use_vllm=False)
+        check_model_settings(model, found)
     (found,) = TrlParser(ExtGRPOConfig).parse_args_and_config(flags)
     assert found.dynamic_sampling_tries == 4
 

@@ -44,6 +44,7 @@ OVERRIDDEN = {
 }
 # Of transformers' Trainer, which GRPO and SFT both override, in call order.
 OVERRIDDEN_IN_BOTH = {
+    "_build_accelerator_args": "**kwargs",
     "train": "resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
     "_load_from_checkpoint": "resume_from_checkpoint, model=None",
     "_get_train_sampler": "dataset=None",

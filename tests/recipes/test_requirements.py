@@ -56,7 +56,11 @@ LACKING: list[tuple[str, list[str]]] = [
     ("--attn_implementation sdp", ["unknown attn_implementation 'sdp'", "Did you mean 'sdpa'?"]),
     ("--cache_implementation statc", ["cache_implementation 'statc'", "static"]),
     ("--torch_compile_backend indctor", ["unknown torch_compile_backend 'indctor'", "'inductor'"]),
-    ("--torch_compile true --torch_compile_mode fast", ["unknown torch_compile_mode 'fast'", "reduce-overhead"]),
+    (
+        "--torch_compile true --torch_compile_mode fast",
+        ["unknown torch_compile_mode 'fast'", "'max-autotune-no-cudagraphs'"],
+    ),
+    ("--torch_compile true --torch_compile_mode reduce-overhead", ["one for each shape", "torch_compile_mode default"]),
     ("--report_to wandbb", ["wandbb", "tensorboard"]),
     ("--deepspeed none.json", ["deepspeed none.json: there is no such file"]),
     ("--fsdp_config none.json --fsdp full_shard", ["fsdp_config none.json: there is no such file"]),

@@ -1,6 +1,7 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, estimate, resume, or reference
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, estimate, resume, reference, compiled,
+                                                   or quantized
 """
 
 from __future__ import annotations
@@ -542,9 +543,36 @@ def estimated_runs(path: Path) -> dict[str, Any]:
     }
 
 
+def compiled_runs(path: Path) -> dict[str, Any]:
+    """With compiled layers and without, or what is said of them under ZeRO-3."""
+    settings = {"reward": every_other_group, "num_iterations": 2, "max_steps": 2, "gradient_checkpointing": False}
+    settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8 // RANKS}
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    found: dict[str, Any] = {"plain": found_by(scripted_run(path / "plain", **settings))}
+    try:
+        found["compiled"] = found_by(scripted_run(path / "compiled", **settings, **compiled))
+    except ValueError as error:
+        found["refused"] = str(error)
+    from torch._dynamo.utils import counters
+
+    return found | {"graphs": counters["stats"]["unique_graphs"]}
+
+
+def quantized_runs(path: Path) -> dict[str, Any]:
+    """The gradient's norm in a step of an adapter on quantized weights."""
+    from tests.recipes.test_compatibility import ADAPTERS, QUANTIZED, trained
+
+    found = {}
+    for name, quantization in QUANTIZED.items():
+        trainer = trained(path / f"{name.strip('`')}{os.environ['RANK']}", ADAPTERS["LoRA"], quantization)
+        found[name] = trainer.state.log_history[0]["grad_norm"]
+    return found
+
+
 PARTS = {
     "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "estimate": estimated_runs,
-    "resume": resumed_by_two, "reference": with_a_synced_reference,
+    "resume": resumed_by_two, "reference": with_a_synced_reference, "compiled": compiled_runs,
+    "quantized": quantized_runs,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -565,6 +566,11 @@ def test_settings_of_an_adapter_reach_it() -> None:
     assert loaded_as(ModelConfig())["peft_config"] is None
 
 
+def engine(use_vllm: bool) -> Any:
+    """What is asked of a trainer's settings about the model's."""
+    return SimpleNamespace(use_vllm=use_vllm, use_cpu=True, bf16=False)
+
+
 def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     four = ModelConfig(
         model_name_or_path="m", use_peft=True, load_in_4bit=True, dtype="bfloat16", bnb_4bit_quant_type="fp4",
@@ -584,13 +590,13 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
     assert loaded_as(ModelConfig())["quantization_config"] is None
     for flag, model in (("load_in_4bit", four), ("load_in_8bit", eight)):
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: True)
-        check_model_settings(model, use_vllm=False)
-        assert refusal(lambda model=model: check_model_settings(model, use_vllm=True)).startswith(f"{flag}: vLLM")  # type: ignore[misc]
+        check_model_settings(model, engine(False))
+        assert refusal(lambda model=model: check_model_settings(model, engine(True))).startswith(f"{flag}: vLLM")  # type: ignore[misc]
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
-        message = refusal(lambda model=model: check_model_settings(model, use_vllm=False))  # type: ignore[misc]
+        message = refusal(lambda model=model: check_model_settings(model, engine(False)))  # type: ignore[misc]
         assert message == f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes"
         alone = dataclasses.replace(model, use_peft=False)
-        assert f"{flag}=True needs use_peft" in refusal(lambda alone=alone: check_model_settings(alone, use_vllm=False))  # type: ignore[misc]
+        assert f"{flag}=True needs use_peft" in refusal(lambda alone=alone: check_model_settings(alone, engine(False)))  # type: ignore[misc]
     message = refusal(lambda: check_needs(ModelConfig(bnb_4bit_quant_type="fp4"), MODEL))
     assert message.startswith("bnb_4bit_quant_type='fp4' needs load_in_4bit: true")
 
@@ -605,6 +611,6 @@ def test_flash_attention_is_used_if_installed_and_else_refused(monkeypatch: pyte
         assert ("flash-attn is not installed" in line) is not there
     asked = ModelConfig(attn_implementation="flash_attention_2")
     assert choose_attention(asked) is None
-    message = refusal(lambda: check_model_settings(asked, use_vllm=False))
+    message = refusal(lambda: check_model_settings(asked, engine(False)))
     assert message.startswith("attn_implementation flash_attention_2 needs a GPU and flash-attn")
-    check_model_settings(ModelConfig(attn_implementation="eager"), use_vllm=False)
+    check_model_settings(ModelConfig(attn_implementation="eager"), engine(False))

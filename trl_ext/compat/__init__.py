@@ -13,6 +13,9 @@
 * `given.record_in_parser`: settings that TRL's parser makes know which of them were given.
 * `layers.caches_kept`: layers get the KV cache under gradient checkpointing.
 * `layers.attend_by`: a function attends in the place of sdpa, such as within rows of different lengths in one.
+* `compilation.compile_layers`: torch.compile for each layer in place, not for a wrapper around the model.
+* `compilation.uncompiled`: `generate` calls these layers as if they were not compiled.
+* `quantized.keep_gradients`: bitsandbytes' 4-bit layers on a CPU keep the layout that has a gradient.
 * `weight_casts.casts_made_again`: a graph keeps no copies of the weights in autocast's dtype.
 * `trl_head.tiles_in_cache`: on a CPU, tiles of the LM head's logits fit into the caches.
 * `trl_head.head_as_on_gpu`: TRL's LM head on fake tensors computes as its GPU kernels would have it.

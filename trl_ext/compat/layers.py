@@ -16,6 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
+from trl_ext.compat.compilation import not_traced
+
 Attention = Callable[..., tuple[Tensor, Tensor | None]]  # in transformers' signature
 _FLAG = "_can_checkpoint_with_cache"
 # transformers has renamed it in all models at once, and drops the earlier name in 5.40.
@@ -36,5 +38,5 @@ def can_keep_caches(model: nn.Module) -> bool:
 
 
 def attend_by(function: Attention) -> None:
-    """Have models with sdpa attention use a function in its place."""
-    ALL_ATTENTION_FUNCTIONS.register("sdpa", function)
+    """Have models with sdpa attention use a function in its place, which compiled layers do not look into."""
+    ALL_ATTENTION_FUNCTIONS.register("sdpa", not_traced(function))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peft import PeftConfig, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
 from trl_ext.generation.model_source import ADAPTER, locate
 
@@ -64,8 +64,14 @@ def adapter_of_places(model: PreTrainedModel) -> str | None:
     return LILY_S_MEAN if has_mean_over_a_pass(model) else None
 
 
-def refuse_untrainable(peft_config: PeftConfig | None, gradient_checkpointing: bool) -> None:
-    """Refuse, by a `ValueError`, an adapter whose forward pass is not given what it needs."""
+def refuse_untrainable(
+    peft_config: PeftConfig | None, gradient_checkpointing: bool, model: PreTrainedModel | str | None = None
+) -> None:
+    """Refuse, by a `ValueError`, an adapter whose forward pass is not given what it needs.
+
+    Args:
+        model: a model, or the name of one that is not loaded yet; None if it is not known.
+    """
     if peft_config is None:
         return
     kind = peft_config.peft_type
@@ -79,6 +85,44 @@ def refuse_untrainable(peft_config: PeftConfig | None, gradient_checkpointing: b
             f"peft_type {kind.value} with gradient_checkpointing: its tokens are in a cache, which a checkpointed pass "
             "has none of; set gradient_checkpointing: false"
         )
+    if getattr(peft_config, "trainable_token_indices", None) and model is not None and _has_tied_embeddings(model):
+        raise ValueError(
+            "trainable_token_indices: the model's output head is its embedding (tie_word_embeddings), which PEFT wraps "
+            "in a way that TRL's head cannot read; use modules_to_save: [embed_tokens]"
+        )
+
+
+def check_quantization(flag: str | None, adapter: PeftConfig | None, config: TrainingArguments) -> None:
+    """Refuse, by a `ValueError`, quantized weights that cannot be handed to the engine, or not carry such an adapter.
+
+    Args:
+        flag: the setting by which the model's weights are quantized as it loads, None if they are not.
+    """
+    if flag is None:
+        return
+    if config.use_vllm:
+        raise ValueError(
+            f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
+            "model unquantized (the engine alone is quantized by vllm_quantization)"
+        )
+    if flag == "load_in_8bit" and getattr(adapter, "use_dora", False) and config.use_cpu:
+        raise ValueError(
+            "load_in_8bit with use_dora on a CPU: bitsandbytes' 8-bit weights have no scales there that DoRA could "
+            "read; set load_in_4bit: true, or use_dora: false"
+        )
+    if _names(getattr(adapter, "modules_to_save", None), "lm_head") and not config.bf16:
+        raise ValueError(
+            f"{flag} with lm_head in lora_modules_to_save: TRL has it in bfloat16 next to quantized weights, and "
+            "without bf16: true its inputs are not; set bf16: true, or leave it out"
+        )
+
+
+def quantized_by(model: object, quantization_config: object) -> str | None:
+    """The setting by which the weights of a trainer's model are, or will be, quantized by bitsandbytes, or None."""
+    for name, loaded in (("load_in_4bit", "is_loaded_in_4bit"), ("load_in_8bit", "is_loaded_in_8bit")):
+        if getattr(quantization_config, name, False) or getattr(model, loaded, False):
+            return name
+    return None
 
 
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:

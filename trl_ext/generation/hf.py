@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteria, StopStringCriteria
 from transformers.generation import LogitsProcessorList, StoppingCriteriaList
 
+from trl_ext.compat.compilation import uncompiled
 from trl_ext.compat.hf_sampling import generating_with
 from trl_ext.generation.decoding import Decoding, gathers_weights, has_several_ranks, own_loop_unsupported
 from trl_ext.generation.interruption import sampling
@@ -39,7 +40,7 @@ def recorded(model: PreTrainedModel, config: GenerationConfig, n: int, temperatu
         config: that it is called with.
     """
     recorder, counted = TokenLogProbs(n, temperature), CountedTokens(config)
-    with generating_with(model, recorder, counted, recorder.record), sampling():
+    with generating_with(model, recorder, counted, recorder.record), sampling(), uncompiled():
         yield recorder
     advance(0, finished=n)
 
@@ -73,6 +74,7 @@ def hf_generate(
     with (
         overridden(without_adapter(model), {"generation_config": config}),  # of which fields that are None are filled
         sampling(),
+        uncompiled(),
     ):
         sequences = model.generate(
             input_ids=ids.to(model.device),

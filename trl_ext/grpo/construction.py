@@ -11,7 +11,7 @@ import torch
 from trl import GRPOTrainer
 
 from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter, refuse_untrainable
+from trl_ext.generation.adapters import check_adapter, check_quantization, quantized_by, refuse_untrainable
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -49,7 +49,9 @@ def constructing(
     if config.stop or config.sampling_min_tokens:
         config.generation_kwargs = sampling_kwargs(config)
     given = inspect.signature(GRPOTrainer).bind(*args, **kwargs).arguments
-    refuse_untrainable(given.get("peft_config"), config.gradient_checkpointing)
+    refuse_untrainable(given.get("peft_config"), config.gradient_checkpointing, given["model"])
+    quantized = quantized_by(given["model"], given.get("quantization_config"))
+    check_quantization(quantized, given.get("peft_config"), config)
     if config.use_vllm:
         check_adapter(given["model"], given.get("peft_config"))
     loaded = with_adapter_loaded(given, config)

@@ -13,6 +13,8 @@ from trl_ext.step import Batching
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+UNDER_FSDP = "under FSDP the decoder cannot run alone"
+
 
 def steps_lie_in_one_rollout(config: ExtGRPOConfig) -> bool:
     """Whether no optimizer step begins in one rollout and ends in another."""
@@ -43,7 +45,7 @@ def savings(
         cut = f"a step takes TRL's micro-batches, with every row and all padding: {reason}"
         return None, [cut, *_limit_not_kept(config)]
     moved = unpacked(config, model)
-    refusal = moved or unsupported_in_a_step(model) or ("under FSDP the decoder cannot run alone" if fsdp else None)
+    refusal = moved or unsupported_in_a_step(model) or (UNDER_FSDP if fsdp else None)
     if config.gradient_checkpointing:
         reentrant = bool((config.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
         refusal = refusal or unsupported_checkpointing(model, reentrant)

@@ -20,7 +20,7 @@ from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter, refuse_untrainable
+from trl_ext.generation.adapters import check_adapter, check_quantization, quantized_by, refuse_untrainable
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.tokens import prompt_ids
@@ -169,7 +169,9 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         if not isinstance(config, ExtSFTConfig):
             raise TypeError("ExtSFTTrainer needs args=ExtSFTConfig(...)")
         given = inspect.signature(SFTTrainer).bind(*args, **kwargs).arguments
-        refuse_untrainable(given.get("peft_config"), config.gradient_checkpointing)
+        refuse_untrainable(given.get("peft_config"), config.gradient_checkpointing, given["model"])
+        quantized = quantized_by(given["model"], given.get("quantization_config"))
+        check_quantization(quantized, given.get("peft_config"), config)
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
             load_vllm()

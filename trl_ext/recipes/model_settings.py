@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from trl_ext.generation.adapters import check_quantization, quantized_by
 from trl_ext.generation.model_files import check_loadable
 from trl_ext.registry import unknown
 from trl_ext.training.settings import card_without_bf16, is_without_fp16
@@ -31,7 +32,7 @@ _FLASH_PACKAGES = {"flash_attention_3": "flash_attn_interface", "flash_attention
 _OF_DEVICES = ("revision", "dtype", "device_map", "max_memory", "quantization_config", "offload_folder")
 
 
-def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
+def check_model_settings(model: ModelConfig, config: TrainingArguments) -> None:
     """Refuse what would be ignored, and quantized weights where they cannot be loaded or handed to the engine."""
     check_needs(model, MODEL)
     if model.attn_implementation == FLASH and not is_flash_attn_2_available():
@@ -39,16 +40,10 @@ def check_model_settings(model: ModelConfig, use_vllm: bool) -> None:
             f"attn_implementation {FLASH} needs a GPU and flash-attn (pip install flash-attn); auto does without"
         )
     _refuse_attention(model.attn_implementation)
-    flag = "load_in_4bit" if model.load_in_4bit else "load_in_8bit" if model.load_in_8bit else None
-    if flag is None:
-        return
-    if not is_bitsandbytes_available():
+    flag = quantized_by(None, model)
+    if flag is not None and not is_bitsandbytes_available():
         raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes")
-    if use_vllm:
-        raise ValueError(
-            f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
-            "model unquantized (the engine alone is quantized by vllm_quantization)"
-        )
+    check_quantization(flag, adapter_of(model), config)
 
 
 def check_model_is_made(source: ModelSource, model: ModelConfig, config: TrainingArguments) -> None:

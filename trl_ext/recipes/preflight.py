@@ -90,7 +90,7 @@ def _check_settings(task: TaskSettings, model: ModelConfig, config: TrainingArgu
     """What can be known before the data are read."""
     if (line := choose_attention(model)) and not config.process_index:
         print_line(line)
-    check_model_settings(model, config.use_vllm)
+    check_model_settings(model, config)
     check_dtype(model, config)
     if not task.asking.is_chat:
         refuse_unused_options(config.chat_template_kwargs, task.prompt)

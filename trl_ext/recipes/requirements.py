@@ -9,16 +9,15 @@ import os
 import re
 
 import torch
-from accelerate.utils import DynamoBackend
 from torch import nn
 from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 from transformers.utils import is_liger_kernel_available
 
+from trl_ext.compat.compilation import check_compilation
 from trl_ext.registry import unknown
 
 # Of `torch.utils.checkpoint.checkpoint`, which says what it does not know in the first backward pass.
 _OF_CHECKPOINTING = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
-_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def check_requirements(config: TrainingArguments) -> None:
@@ -29,7 +28,7 @@ def check_requirements(config: TrainingArguments) -> None:
     _refuse_optimizer(config)
     _refuse_schedule(config)
     _refuse_kernels(config)
-    _refuse_compilation(config)
+    check_compilation(config)
     if (cache := getattr(config, "cache_implementation", None)) is not None:
         try:
             GenerationConfig(cache_implementation=cache).validate(strict=True)
@@ -108,16 +107,6 @@ def _refuse_kernels(config: TrainingArguments) -> None:
     for name in ("activation_offloading", "use_transformers_continuous_batching"):
         if getattr(config, name, False) and not torch.accelerator.is_available():
             raise ValueError(f"{name} needs a GPU; leave it out")
-
-
-def _refuse_compilation(config: TrainingArguments) -> None:
-    if not config.torch_compile:
-        return
-    backends = [backend.value.lower() for backend in DynamoBackend if backend.value != "NO"]
-    if str(config.torch_compile_backend).lower() not in backends:
-        raise unknown("torch_compile_backend", str(config.torch_compile_backend), backends)
-    if config.torch_compile_mode not in (None, *_COMPILE_MODES):
-        raise unknown("torch_compile_mode", str(config.torch_compile_mode), _COMPILE_MODES)
 
 
 def _refuse_engine(config: TrainingArguments) -> None:

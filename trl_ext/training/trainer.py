@@ -4,6 +4,7 @@ Atomic checkpoints from which a run resumes bit-identically, skipping of optimiz
 checkpoint on SIGTERM, and completions of the current policy. What it overrides of `Trainer`, in call order:
 
     Trainer
+      _build_accelerator_args       layers are compiled, not the model
       train                         refuses a checkpoint that cannot be continued as it was
       _load_from_checkpoint         the policy's adapter, also next to a reference's
       _get_train_sampler            kept, to replay the data order of earlier epochs
@@ -39,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin, is_peft_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer
@@ -48,6 +49,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.models import unwrap_model_for_generation
 
 from trl_ext.compat import install
+from trl_ext.compat.compilation import check_compilation, compile_layers
+from trl_ext.compat.quantized import keep_gradients
 from trl_ext.compat.torch_on_cpu import loading_to_numbered_cpus
 from trl_ext.errors import InputError, NotSavedError, ServerError
 from trl_ext.generation.completion import Completion, entropy_estimates
@@ -121,6 +124,7 @@ class ReliableTrainer(Trainer):
     policy_tools: PolicyTools | None = None  # of the setting `tools`
     generated_logps: Sequence[Sequence[float | None]] | None = None  # of the tokens generated last; None if unknown
     resumed: Sequence[str] = ()  # other attributes that a checkpoint has, by their names
+    _compiling: TorchDynamoPlugin | None = None  # how layers are, if they are
     _nonfinite: str = ""  # why a gradient may not be finite: continues a sentence that ends with "has norm nan"
     _step_loss: Tensor | None = None  # this rank's sum over the micro-batches of a step
     _being_pushed: Sequence[Path] = ()
@@ -135,8 +139,21 @@ class ReliableTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         install()
         super().__init__(*args, **kwargs)
+        keep_gradients(self.model)
+        if self._compiling is not None:
+            for model in (self.model, getattr(self, "ref_model", None)):
+                if model is not None:
+                    compile_layers(self.accelerator.unwrap_model(model), self._compiling)
 
     # Overrides, in the order in which `Trainer` calls them.
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Without what would have accelerate compile a wrapper around the model, which a step does not always call."""
+        check_compilation(self.args)
+        given: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        if given["dynamo_plugin"].backend != DynamoBackend.NO:
+            self._compiling = given["dynamo_plugin"]
+        return given | {"dynamo_plugin": TorchDynamoPlugin(backend="no")}
 
     def train(
         self,
@@ -686,9 +703,8 @@ class ReliableTrainer(Trainer):
             ) as model,
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            eager = getattr(model, "_orig_mod", model)  # with torch_compile the step is compiled, decoding is not
             completion_ids = hf_generate(
-                eager, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps
+                model, self._tokenizer, prompt_ids, self.generation_config, self.args.stop, logps
             )
         self._keep_logps(completion_ids, logps)
         return completion_ids

@@ -85,7 +85,7 @@ def test_sampler_and_trainer_agree_after_steps_only_due_to_sync(tied: Any) -> No
     name = "sampling/sampling_logp_difference/max"  # absent from a step of which no row trains
     assert name in steps[0]
     assert all(entry[name] < AGREE for entry in steps if name in entry)
-    assert 0 < steps[0]["sampling/identical_fraction"] < 1  # float32 in other kernels: some tokens are, to the bit
+    assert 0 < steps[0]["sampling/identical_fraction"] < 1  # float32 in other kernels: some tokens are the same float
     assert disagreement(tied) > 0.05  # the last step has not been synced
     tied.vllm_generation.sync_weights()
     assert disagreement(tied) < AGREE

@@ -592,7 +592,7 @@ def test_perplexities_and_chi_square_are_of_the_reported_tokens() -> None:
     assert found["sampling/effective_sample_size"] == pytest.approx((3.5 / 3) ** 2 / (5.25 / 3))
 
 
-def test_log_probabilities_are_identical_to_the_bit_or_not() -> None:
+def test_log_probabilities_that_are_the_same_float_are_counted() -> None:
     metrics = StepMetrics()
     old = torch.tensor([[-0.5, -0.25, -1.0, -2.0, -3.0]])
     sampled = torch.tensor([[-0.5, -0.25 + 2**-26, math.nan, -2.0, -3.5]])

@@ -39,7 +39,7 @@ def test_every_response_has_its_own_and_calls_keep_their_order() -> None:
     ]  # fmt: skip
     assert [answer.text for answer in box.answers(calls)] == ["5", "4", "10", "11", "6", "0", "9"]
     assert [box.turn_rewards(place) for place in range(3)] == [5.0, 5.0, -3.0]
-    box.begin(ROWS[5:6])  # which begins anew with what is there
+    box.begin(ROWS[5:6])  # those that are there are reset
     assert [answer.text for answer in box.answers([called("add", number=0)])] == ["5"]
     assert box.turn_rewards(0) == 0
 

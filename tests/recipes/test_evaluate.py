@@ -116,7 +116,9 @@ def test_an_interrupted_evaluation_resumes_with_the_same_result(
     for name in ("samples.jsonl", "summary.json"):
         (tmp_path / "torn" / name).unlink()
     batch, sizes = HFSampler._batch, []
-    monkeypatch.setattr(HFSampler, "_batch", lambda self, prompts: sizes.append(len(prompts)) or batch(self, prompts))
+    monkeypatch.setattr(
+        HFSampler, "_batch", lambda self, prompts, rows: sizes.append(len(prompts)) or batch(self, prompts, rows)
+    )
     run_evaluation(settings(policy, tmp_path / "torn"))
     assert sum(sizes) == 7  # of twelve
     assert samples(tmp_path / "torn") == samples(tmp_path / "whole")

@@ -58,7 +58,7 @@ LACKING: list[tuple[str, list[str]]] = [
     ("--torch_compile_backend indctor", ["unknown torch_compile_backend 'indctor'", "'inductor'"]),
     (
         "--torch_compile true --torch_compile_mode fast",
-        ["unknown torch_compile_mode 'fast'", "'max-autotune-no-cudagraphs'"],
+        ["unknown torch_compile_mode 'fast'", "max-autotune-no-cudagraphs"],
     ),
     ("--torch_compile true --torch_compile_mode reduce-overhead", ["one for each shape", "torch_compile_mode default"]),
     ("--report_to wandbb", ["wandbb", "tensorboard"]),

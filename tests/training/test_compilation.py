@@ -31,7 +31,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "backward_traced": {**ALL, "torch_compile_backend": "aot_eager"},
     "adapter": {**ALL, "peft_config": LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.0)},
 }
-EACH_PUSH = ("shared_prompts", "adapter")
+EACH_PUSH = ("shared_prompts",)
 
 
 @pytest.fixture(autouse=True)

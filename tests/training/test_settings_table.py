@@ -594,7 +594,7 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
         assert refusal(lambda model=model: check_model_settings(model, engine(True))).startswith(f"{flag}: vLLM")  # type: ignore[misc]
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
         message = refusal(lambda model=model: check_model_settings(model, engine(False)))  # type: ignore[misc]
-        assert message == f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes"
+        assert message == f"{flag} needs bitsandbytes, which is not installed: pip install 'trl_ext[quantized]'"
         alone = dataclasses.replace(model, use_peft=False)
         assert f"{flag}=True needs use_peft" in refusal(lambda alone=alone: check_model_settings(alone, engine(False)))  # type: ignore[misc]
     message = refusal(lambda: check_needs(ModelConfig(bnb_4bit_quant_type="fp4"), MODEL))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -19,10 +19,18 @@ def backend_made_by(make: Callable[..., object]) -> AbstractContextManager[objec
     return patch.object(grpo_trainer, "VLLMGeneration", make)
 
 
-def engine_started_with(**settings: object) -> AbstractContextManager[object]:
-    """While `VLLMGeneration` starts its engine, `settings` override those that TRL passes to vLLM's `LLM`."""
+@contextmanager
+def engine_started_with(**settings: object) -> Iterator[None]:
+    """While `VLLMGeneration` starts its engine, `settings` override those that TRL passes to vLLM's `LLM`.
+
+    TRL also has the engine quantize its weights where the policy's are; ours is given what those multiply by.
+    """
     llm = vllm_generation.LLM
-    return patch.object(vllm_generation, "LLM", lambda **given: llm(**{**given, **settings}))
+    with (
+        patch.object(vllm_generation, "LLM", lambda **given: llm(**{**given, **settings})),
+        patch.object(vllm_generation, "is_bitsandbytes_available", lambda: False),
+    ):
+        yield
 
 
 def requests_with(

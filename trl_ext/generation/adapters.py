@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from peft import PeftConfig, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel, TrainingArguments
 
+from trl_ext.compat.quantized import dequantized
 from trl_ext.generation.model_source import ADAPTER, locate
 
 # Tuners whose layers merge into the weights below them; test_adapters.py holds each to PEFT's own merging.
@@ -32,6 +35,13 @@ _NEED_MORE = {  # than TRL gives a forward pass
     PeftType.CPT: "the kind of each token",
 }
 _CACHED = (PeftType.PREFIX_TUNING, getattr(PeftType, "CARTRIDGE", None))  # their tokens are keys and values in a cache
+
+# Tuners whose forward pass reads the weights below it, or their shape, which bitsandbytes has packed.
+_ON_PLAIN_WEIGHTS = frozenset(
+    getattr(PeftType, name, None)
+    for name in "DEFT DELORA FROD GLORA HRA OSF PEANUT SUPERTUNING TINYLORA LOHA LOKR".split()
+)
+_ON_8_BITS = (PeftType.LOHA, PeftType.LOKR)  # which keep a matrix's shape
 
 # Fields of a `LoraConfig` whose effect is not in the weights that the engine is given, and why.
 _REFUSED_FIELDS = {
@@ -93,17 +103,18 @@ def refuse_untrainable(
 
 
 def check_quantization(flag: str | None, adapter: PeftConfig | None, config: TrainingArguments) -> None:
-    """Refuse, by a `ValueError`, quantized weights that cannot be handed to the engine, or not carry such an adapter.
+    """Refuse, by a `ValueError`, quantized weights that cannot carry such an adapter.
 
     Args:
         flag: the setting by which the model's weights are quantized as it loads, None if they are not.
     """
     if flag is None:
         return
-    if config.use_vllm:
+    kind = getattr(adapter, "peft_type", None)
+    if kind in _ON_PLAIN_WEIGHTS and not (flag == "load_in_8bit" and kind in _ON_8_BITS):
         raise ValueError(
-            f"{flag}: vLLM would be handed the quantized weights as they are stored; set use_vllm: false, or load the "
-            "model unquantized (the engine alone is quantized by vllm_quantization)"
+            f"{flag} with peft_type {PeftType(kind).value}: PEFT computes it from the weights below it, which are "
+            "packed; use LORA, or load the model unquantized"
         )
     if flag == "load_in_8bit" and getattr(adapter, "use_dora", False) and config.use_cpu:
         raise ValueError(
@@ -125,8 +136,22 @@ def quantized_by(model: object, quantization_config: object) -> str | None:
     return None
 
 
+def check_stored_weights(model: PreTrainedModel | str) -> None:
+    """Refuse, by a `ValueError`, a checkpoint of bitsandbytes' weights, in whose layers an engine takes no others."""
+    name = model if isinstance(model, str) else model.name_or_path
+    if not name:
+        return
+    stored = getattr(AutoConfig.from_pretrained(locate(name).base), "quantization_config", None) or {}
+    if dict(stored).get("quant_method") == "bitsandbytes":
+        raise ValueError(
+            f"{name}: its weights are stored as bitsandbytes has quantized them, and vLLM would load them so and could "
+            "not take the policy's. Name the checkpoint that it was made from, with load_in_4bit: true, or set "
+            "use_vllm: false"
+        )
+
+
 def check_adapter(model: PreTrainedModel | str, peft_config: PeftConfig | None) -> None:
-    """Refuse, by a `ValueError`, an adapter that the colocated engine cannot be given, before the model loads.
+    """Refuse, by a `ValueError`, an adapter that an engine cannot be given, before the model loads.
 
     Args:
         model: a model, or the name of one that is not loaded yet.
@@ -181,21 +206,42 @@ def _has_tied_embeddings(model: PreTrainedModel | str) -> bool:
 
 
 @contextlib.contextmanager
-def merged(layer: BaseTunerLayer) -> Iterator[None]:
-    """Merge an adapter's layer, of a tuner in `_MERGED` and with gathered parameters, into the weights below it.
+def merged(layer: BaseTunerLayer) -> Iterator[nn.Module]:
+    """Merge an adapter's layer, of a tuner in `_MERGED` and with gathered parameters, into the layer below it.
 
-    After the block they are restored bit-identically; PEFT subtracts the update, which changes bfloat16 weights.
+    After the block that layer is as before, bit-identically; PEFT subtracts the update, which changes bfloat16 weights,
+    and rounds the merged weights of quantized layers to 8 or 4 bits again.
+
+    Yields:
+        A layer with the merged parameters.
     """
+    base, backend = layer.get_base_layer(), getattr(layer, "quantization_backend", None)
+    if (plain := dequantized(base)) is not base:
+        layer.base_layer = plain
+        layer.quantization_backend = None  # of some tuners: how PEFT reads and rounds the layer below
     weights = [(param, param.data) for param in layer.get_base_layer().parameters()]
     for param, data in weights:
         param.data = data.clone()
     caches = dict(getattr(layer, "_caches", {}))  # where DoRA leaves what it would need to subtract
     try:
-        layer.merge()
-        yield
+        _merge(layer)
+        yield layer.get_base_layer()
     finally:
         layer.merged_adapters.clear()
         if hasattr(layer, "_caches"):
             layer._caches = caches
         for param, data in weights:
             param.data = data
+        if plain is not base:
+            layer.base_layer = base
+            layer.quantization_backend = backend
+
+
+def _merge(layer: BaseTunerLayer) -> None:
+    """By PEFT's layer of weights that are not quantized, where it has another one for those that are."""
+    kind = type(layer)
+    if not kind.__module__.endswith(".bnb"):
+        layer.merge()
+        return
+    layer.fan_in_fan_out = False  # PEFT's IA3 on quantized weights does not say so
+    importlib.import_module(kind.__module__.removesuffix("bnb") + "layer").Linear.merge(layer)

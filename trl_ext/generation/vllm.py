@@ -164,6 +164,7 @@ class ColocatedEngine(VLLMGeneration):
         """
         from peft.tuners.tuners_utils import BaseTunerLayer
 
+        from trl_ext.compat.quantized import dequantized
         from trl_ext.generation.adapters import merged
 
         model = self.model
@@ -172,10 +173,12 @@ class ColocatedEngine(VLLMGeneration):
             if model.prefix in name or "original_module" in name or ".modules_to_save.ref." in name:
                 continue
             layer = layers.get(name.rpartition(".base_layer.")[0])
+            path, _, kind = name.rpartition(".")
             gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])
-            with gathered, merged(layer) if layer else contextlib.nullcontext():
+            with gathered, merged(layer) if layer else contextlib.nullcontext(dequantized(model.get_submodule(path))) as whole:
                 base = name.removeprefix("base_model.model.").replace(".base_layer", "")
-                yield self._fix_param_name_to_vllm(base, extra_prefixes=["modules_to_save.default."]), param.data
+                given = getattr(whole, kind).data
+                yield self._fix_param_name_to_vllm(base, extra_prefixes=["modules_to_save.default."]), given
 
 
 class ServerEngine(ColocatedEngine):

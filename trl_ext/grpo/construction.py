@@ -11,7 +11,13 @@ import torch
 from trl import GRPOTrainer
 
 from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter, check_quantization, quantized_by, refuse_untrainable
+from trl_ext.generation.adapters import (
+    check_adapter,
+    check_quantization,
+    check_stored_weights,
+    quantized_by,
+    refuse_untrainable,
+)
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.vllm import engine_settings
 from trl_ext.grpo.config import ExtGRPOConfig
@@ -54,6 +60,8 @@ def constructing(
     check_quantization(quantized, given.get("peft_config"), config)
     if config.use_vllm:
         check_adapter(given["model"], given.get("peft_config"))
+        if config.vllm_mode == "colocate":
+            check_stored_weights(given["model"])
     loaded = with_adapter_loaded(given, config)
     if config.overlong_buffer is not None:
         given["reward_funcs"] = config.with_overlong_penalty(given["reward_funcs"])

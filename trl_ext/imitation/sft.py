@@ -20,7 +20,13 @@ from trl_ext.compat.given import given
 from trl_ext.compat.lazy_vllm import load_vllm
 from trl_ext.errors import brief_in_notebooks
 from trl_ext.generation.adapter_models import with_adapter_loaded
-from trl_ext.generation.adapters import check_adapter, check_quantization, quantized_by, refuse_untrainable
+from trl_ext.generation.adapters import (
+    check_adapter,
+    check_quantization,
+    check_stored_weights,
+    quantized_by,
+    refuse_untrainable,
+)
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.policy import sampling_kwargs
 from trl_ext.generation.tokens import prompt_ids
@@ -174,6 +180,8 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         check_quantization(quantized, given.get("peft_config"), config)
         if config.use_vllm:
             check_adapter(given["model"], given.get("peft_config"))
+            if config.vllm_mode == "colocate":
+                check_stored_weights(given["model"])
             load_vllm()
         with with_adapter_loaded(given, config):
             super().__init__(**given)

@@ -42,7 +42,7 @@ def check_model_settings(model: ModelConfig, config: TrainingArguments) -> None:
     _refuse_attention(model.attn_implementation)
     flag = quantized_by(None, model)
     if flag is not None and not is_bitsandbytes_available():
-        raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install bitsandbytes")
+        raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install 'trl_ext[quantized]'")
     check_quantization(flag, adapter_of(model), config)
 
 

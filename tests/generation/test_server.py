@@ -43,7 +43,7 @@ SETTINGS = {"preset": "grpo_clip", "use_vllm": True, "vllm_mode": "server", "mod
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmServer]]:
-    """Started side by side; `other` serves what `tied` does, until it is killed."""
+    """Started side by side; `tied` has room for adapters, `other` serves the same model, until it is killed."""
     folder = tmp_path_factory.mktemp("servers")
     with contextlib.ExitStack() as stack:
         found = {}
@@ -53,7 +53,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vllm
             if name == "other":  # what it arrives with is the server's default
                 arrive(model, {**ARRIVES, **OF_VLLM})
                 more = ("--generation-config", "auto")
-            found[name] = stack.enter_context(serving(model, *more))
+            found[name] = stack.enter_context(serving(model, *more, rank=8 if name == "tied" else 0))
         yield {name: server.wait() for name, server in found.items()}
 
 
@@ -90,7 +90,7 @@ def test_model_with_its_own_output_head_agrees(servers: dict[str, VllmServer], t
 
 def test_lora_is_merged_for_the_server_and_policy_is_unchanged(servers: dict[str, VllmServer], tmp_path: Path) -> None:
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    trainer = trainer_of(tmp_path, servers["tied"], peft_config=lora)
+    trainer = trainer_of(tmp_path, servers["tied"], peft_config=lora, vllm_lora_sync="merge")
     trainer.vllm_generation.sync_weights()  # the server has the weights of the test before
     shake(trainer, "lora_B")
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
@@ -98,6 +98,39 @@ def test_lora_is_merged_for_the_server_and_policy_is_unchanged(servers: dict[str
     trainer.vllm_generation.sync_weights()
     assert disagreement(trainer) < AGREE
     assert all(parameter.equal(before[name]) for name, parameter in trainer.model.named_parameters())
+
+
+LORA = LoraConfig(r=4, lora_alpha=16, use_rslora=True, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def test_an_adapter_is_sent_by_itself(
+    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    post = client.Server.post
+
+    def counted(server: client.Server, route: str, body: Any) -> Any:
+        asked.append(route)
+        return post(server, route, body)
+
+    monkeypatch.setattr(client.Server, "post", counted)
+    trainer = trainer_of(tmp_path, servers["tied"], peft_config=LORA, vllm_lora_sync="adapter", learning_rate=0.05)
+    trainer.train()
+    assert trainer.state.log_history[0]["sampling/sampling_logp_difference/max"] < AGREE
+    assert "update_weights" in asked  # the base model, once
+    asked.clear()
+    agree_after_each_push(trainer, "lora_B", "lora_A")
+    assert set(asked) == {"collective_rpc", "v1/load_lora_adapter", "v1/unload_lora_adapter"}
+    again = trainer_of(tmp_path / "again", servers["tied"], peft_config=LORA, vllm_lora_sync="merge")
+    again.vllm_generation.sync_weights()  # a later run has the server to itself
+    assert disagreement(again) < AGREE
+
+
+def test_a_server_without_room_for_the_adapter_is_refused(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no room for an adapter of rank 4; start it with: VLLM_ALLOW.*--max-lora-rank 8"
+    ):
+        trainer_of(tmp_path, servers["untied"], peft_config=LORA, vllm_lora_sync="adapter")
 
 
 def test_two_ranks_and_the_server_agree_after_a_push(

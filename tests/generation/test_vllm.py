@@ -12,8 +12,10 @@ import pytest
 import torch
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl import ModelConfig, get_quantization_config
 
-from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_tokenizer
+from tests.support.tiny import fraction_of_ones, make_trainer, save_wide, tiny_model, tiny_tokenizer
+from tests.support.versions import needs_bitsandbytes
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.vllm import BUCKET_BYTES, SIMULATED, _buckets
 from trl_ext.generation.vllm_start import starting_vllm
@@ -123,6 +125,28 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     assert disagreement(trainer) > 100 * AGREE
     trainer.vllm_generation.sync_weights()
     assert disagreement(trainer) < AGREE
+
+
+@needs_bitsandbytes
+@pytest.mark.vllm
+@pytest.mark.parametrize("sync", ["merge", pytest.param("adapter", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("flag", ["load_in_4bit", pytest.param("load_in_8bit", marks=pytest.mark.nightly)])
+def test_an_engine_and_a_quantized_policy_agree(flag: str, sync: str, tmp_path: Path) -> None:
+    """What differs is the trainer's adapter, whose products TRL has in bfloat16 on quantized weights."""
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    quantization = get_quantization_config(ModelConfig(use_peft=True, dtype="float32", **{flag: True}))
+    settings = SETTINGS | {"learning_rate": 0.01, "vllm_lora_sync": sync}
+    trainer = make_trainer(
+        ExtGRPOTrainer, ExtGRPOConfig, tmp_path / "run", fraction_of_ones, model=str(save_wide(tmp_path / "model")),
+        peft_config=lora, quantization_config=quantization, **settings,
+    )  # fmt: skip
+    trainer.train()
+    name = "sampling/sampling_logp_difference/max"
+    assert all(entry[name] < 0.02 for entry in trainer.state.log_history if name in entry)
+    shake(trainer, "lora_B")
+    assert disagreement(trainer) > 0.3
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < 0.03
 
 
 @pytest.mark.vllm

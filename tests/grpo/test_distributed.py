@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.utils import is_bitsandbytes_available
 
 from tests.generation.test_vllm import AGREE
 from tests.support import two_ranks
 from tests.support.tiny import calling_model, tiny_model, tool_tokenizer
+from tests.support.versions import needs_bitsandbytes
 from trl_ext import AGGREGATIONS, PRESETS
 
 pytestmark = pytest.mark.distributed
@@ -206,7 +206,7 @@ def test_compiled_layers_learn_the_same_on_two_ranks(config: str, tmp_path: Path
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(not is_bitsandbytes_available(), reason="needs bitsandbytes")
+@needs_bitsandbytes
 @pytest.mark.parametrize("config", ["ddp", "zero2", "zero3"])
 def test_adapters_on_quantized_weights_train_on_two_ranks(config: str, tmp_path: Path) -> None:
     first, second = on_two_ranks(by_accelerate(f"two_cpu_ranks_{config}"), tmp_path, "quantized")

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from transformers import Qwen3ForCausalLM
-from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig, get_quantization_config
 
-from tests.support.tiny import CONFIG, ends_early, prompts, save_tiny, tiny_model, tiny_tokenizer
+from tests.support.tiny import CONFIG, ends_early, prompts, save_tiny, save_wide, tiny_model, tiny_tokenizer
+from tests.support.versions import needs_bitsandbytes
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.adapters import refuse_untrainable
 from trl_ext.recipes.compatibility import AXES, TRIED, Choice, outcome
@@ -25,17 +24,6 @@ NAMED = {axis: {choice.name: choice for choice in choices} for axis, choices in 
 ADAPTERS, SAVINGS, QUANTIZED = NAMED["adapter"], NAMED["saving"], NAMED["quantization"]
 WITH_SAVINGS = [(adapter, saving) for adapter in ADAPTERS for saving in SAVINGS]
 PUSHED = ("LoRA", "prefix tuning")
-needs_bitsandbytes = pytest.mark.skipif(not is_bitsandbytes_available(), reason="needs bitsandbytes")
-
-
-def save_wide(folder: Path) -> Path:
-    """With matrices that have whole blocks of 64 numbers, which bitsandbytes takes on a CPU."""
-    config = tiny_model().config
-    config.update({"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False})
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def trained(folder: Path, *choices: Choice) -> Any:

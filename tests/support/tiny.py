@@ -118,6 +118,15 @@ def save_tiny(path: Path, seed: int = 0) -> Path:
     return path
 
 
+def save_wide(folder: Path) -> Path:
+    """A model with matrices of whole blocks of 64 numbers, which bitsandbytes takes on a CPU, and heads as vLLM's."""
+    shape = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**{**tiny_model().config.to_dict(), **shape})).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def no_engine_steps() -> Any:
     """`LLM.llm_engine` of an engine of a test that answers without a step of decoding."""
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=1))
@@ -164,6 +173,7 @@ NOT_CONFIG = (
     "eval_dataset",
     "model",
     "peft_config",
+    "quantization_config",
     "processing_class",
     "rollout_func",
     "train_dataset",

@@ -381,7 +381,8 @@ def sync_runs(path: Path) -> dict[str, Any]:
         settings |= {"vllm_mode": "server", "vllm_server_base_url": url}
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
-    for name, more in {"full": {}, "lora": {"peft_config": lora}}.items():
+    by_itself = {"peft_config": lora, "vllm_lora_sync": "adapter"}
+    for name, more in {"full": {}, "lora": {"peft_config": lora}, "by_itself": by_itself}.items():
         model = save_model(path / f"model{os.environ['RANK']}", tied=True)
         trainer = ours(path / name, ends_early, model=str(model), **settings, **more)
         trainers.append(trainer)

@@ -23,16 +23,18 @@ class VllmServer:
 
     Args:
         flags: added to those of the start command, or replacing them.
+        rank: of the adapters that it has room for.
     """
 
-    def __init__(self, model: Path, *flags: str) -> None:
+    def __init__(self, model: Path, *flags: str, rank: int = 0) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.model = model
-        mode, _, *command = shlex.split(start_command(str(model)))
-        name, _, value = mode.partition("=")
+        words = shlex.split(start_command(str(model), rank))
+        command, modes = words[words.index("python") + 1 :], words[: words.index("python")]
         here = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-        here |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", name: value}
+        here |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
+        here |= dict(mode.split("=", 1) for mode in modes)
         small = ["--enforce-eager", "--dtype", "float32", "--max-num-seqs", "32", "--max-model-len", "128"]
         self.said = model.parent / f"server_{port}.txt"
         with self.said.open("wb") as said:
@@ -61,9 +63,9 @@ class VllmServer:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *flags: str) -> Iterator[VllmServer]:
+def serving(model: Path, *flags: str, rank: int = 0) -> Iterator[VllmServer]:
     """A server that is starting; it is killed at the end of the block."""
-    server = VllmServer(model, *flags)
+    server = VllmServer(model, *flags, rank=rank)
     try:
         yield server
     finally:

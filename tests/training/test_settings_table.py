@@ -590,8 +590,8 @@ def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPat
     assert loaded_as(ModelConfig())["quantization_config"] is None
     for flag, model in (("load_in_4bit", four), ("load_in_8bit", eight)):
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: True)
-        check_model_settings(model, engine(False))
-        assert refusal(lambda model=model: check_model_settings(model, engine(True))).startswith(f"{flag}: vLLM")  # type: ignore[misc]
+        for use_vllm in (False, True):
+            check_model_settings(model, engine(use_vllm))
         monkeypatch.setattr("trl_ext.recipes.model_settings.is_bitsandbytes_available", lambda: False)
         message = refusal(lambda model=model: check_model_settings(model, engine(False)))  # type: ignore[misc]
         assert message == f"{flag} needs bitsandbytes, which is not installed: pip install 'trl_ext[quantized]'"

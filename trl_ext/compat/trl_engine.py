@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from trl.generation import vllm_generation
@@ -34,12 +34,16 @@ def engine_started_with(**settings: object) -> Iterator[None]:
 
 
 def requests_with(
-    llm: LLM, params_of: Callable[[SamplingParams, int], Sequence[SamplingParams]]
+    llm: LLM, params_of: Callable[[SamplingParams, int], Sequence[SamplingParams]], **own: Any
 ) -> AbstractContextManager[object]:
-    """While `VLLMGeneration` generates, the requests' parameters are `params_of(TRL's parameters, prompt count)`."""
+    """While `VLLMGeneration` generates, the requests' parameters are `params_of(TRL's parameters, prompt count)`.
+
+    Args:
+        own: further arguments of vLLM's `generate`.
+    """
     ask = llm.generate
 
-    def generate(prompts: Sized, sampling_params: SamplingParams, **more: object) -> list[RequestOutput]:
-        return ask(prompts, sampling_params=params_of(sampling_params, len(prompts)), **more)
+    def generate(prompts: Sized, sampling_params: SamplingParams, **more: Any) -> list[RequestOutput]:
+        return ask(prompts, sampling_params=params_of(sampling_params, len(prompts)), **more, **own)
 
     return patch.object(llm, "generate", generate)

@@ -141,7 +141,7 @@ def check_stored_weights(model: PreTrainedModel | str) -> None:
     name = model if isinstance(model, str) else model.name_or_path
     if not name:
         return
-    stored = getattr(AutoConfig.from_pretrained(locate(name).base), "quantization_config", None) or {}
+    stored = getattr(AutoConfig.from_pretrained(_base_of(name)), "quantization_config", None) or {}
     if dict(stored).get("quant_method") == "bitsandbytes":
         raise ValueError(
             f"{name}: its weights are stored as bitsandbytes has quantized them, and vLLM would load them so and could "
@@ -198,10 +198,13 @@ def _names(targets: Sequence[str] | str | None, module: str) -> bool:
     return any(module == target or module.endswith(f".{target}") for target in targets or ())
 
 
+def _base_of(model: str) -> str:
+    return locate(model).base if (Path(model) / ADAPTER).is_file() else model
+
+
 def _has_tied_embeddings(model: PreTrainedModel | str) -> bool:
     if isinstance(model, str):
-        base = locate(model).base if (Path(model) / ADAPTER).is_file() else model
-        return bool(AutoConfig.from_pretrained(base).get_text_config().tie_word_embeddings)
+        return bool(AutoConfig.from_pretrained(_base_of(model)).get_text_config().tie_word_embeddings)
     return bool(model.config.get_text_config().tie_word_embeddings)
 
 

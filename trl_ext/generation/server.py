@@ -5,6 +5,7 @@ from __future__ import annotations
 from trl_ext.compat.lazy_vllm import load_vllm
 
 # isort: split
+import base64
 import contextlib
 import functools
 import json
@@ -39,14 +40,16 @@ _SHAPE = (
 )  # fmt: skip
 
 
-def start_command(model: str) -> str:
-    """The command that starts a server on a machine like this one."""
+def start_command(model: str, rank: int = 0) -> str:
+    """The command that starts a server on a machine like this one, with room for an adapter of this rank."""
     on_cpu = "" if torch.cuda.is_available() else " --no-enable-chunked-prefill"  # as in `device_settings`
+    adapters = f" --enable-lora --max-lora-rank {rank}" if rank else ""
+    updating = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 " if rank else ""
     return (
-        f"VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {model} "
+        f"{updating}VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model {model} "
         "--worker-extension-cls trl_ext.generation.weight_transfer.Registered "
         f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}' """
-        f"--generation-config vllm --logprobs-mode processed_logprobs --max-logprobs -1{on_cpu}"
+        f"--generation-config vllm --logprobs-mode processed_logprobs --max-logprobs -1{on_cpu}{adapters}"
     )
 
 
@@ -79,6 +82,7 @@ class Server:
     def __init__(self, url: str, seconds: float = 0.0, group_port: int = 51216) -> None:
         load_vllm()
         self.address = urlsplit(url).netloc.rpartition("@")[2]  # without a password
+        self.adapter: str | None = None  # that was loaded last
         try:
             self.client: VLLMClient = vllm_generation.VLLMClient(
                 base_url=url, group_port=group_port, connection_timeout=seconds
@@ -115,7 +119,8 @@ class Server:
                 f"the vLLM server at {self.address} answers {response.status_code} to /{route}, and its own output "
                 f"says why: {response.text[:300]}"
             )
-        return response.json() if response.content else None
+        is_json = response.headers.get("Content-Type", "").startswith("application/json")
+        return response.json() if is_json and response.content else None
 
     def backend(self, device: str) -> str:
         """How it takes weights: `http`, or one of vLLM's own, such as `nccl`.
@@ -159,6 +164,19 @@ class Server:
         with self._one_line():
             completion: dict[str, Any] = self.client.generate([prompt], **{**settings, "generation_kwargs": extra})
         return completion
+
+    def room_for_adapters(self) -> tuple[int, str]:
+        """The largest rank that it was started for, 0 without adapters, and the type of its device."""
+        rank, device = self.post("collective_rpc", {"method": "report_room"})["results"][0]
+        return int(rank), str(device)
+
+    def take_adapter(self, name: str, files: Mapping[str, str]) -> None:
+        """Load an adapter, files in base64, in the place of the one before it."""
+        path = self.post("collective_rpc", {"method": "take_adapter", "args": [files]})["results"][0]
+        self.post("v1/load_lora_adapter", {"lora_name": name, "lora_path": path, "load_inplace": True})
+        if self.adapter not in (None, name):
+            self.post("v1/unload_lora_adapter", {"lora_name": self.adapter})
+        self.adapter = name
 
     def begin_update(self) -> None:
         """Tell it that weights will come."""
@@ -207,6 +225,22 @@ class Servers:
             if server.post("tokenize", text_of)["tokens"] != tokens:
                 reason = "has another vocabulary: it cuts the same text into other tokens"
                 raise server.refusal(reason, f" --model {name} and this model's tokenizer")
+
+    def room_for_adapters(self, rank: int) -> str | None:
+        """The type of their devices, if all of them can be sent an adapter of this rank by itself, else None."""
+        rooms = [server.room_for_adapters() for server in self.each] if self.backend == BACKEND else [(0, "")]
+        return rooms[0][1] if all(there >= rank for there, _ in rooms) else None
+
+    def push_adapter(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Give every server the policy's adapter."""
+        data = {file: base64.b64encode(content).decode() for file, content in files.items()}
+        with ThreadPoolExecutor(len(self.each)) as pool:
+            list(pool.map(lambda server: server.take_adapter(name, data), self.each))
+
+    def ask_for(self, name: str) -> None:
+        """Have this process's requests be answered with an adapter that the servers have."""
+        for server in self.each:
+            server.client.model = name
 
     def generate(self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any]) -> list[Any]:
         """A completion per prompt, each with a seed of its own, which is why each is a request of its own.

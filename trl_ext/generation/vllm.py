@@ -23,11 +23,21 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.compat.vllm_steps import steps_counted
+from trl_ext.generation.adapter_sync import (
+    AdapterFolder,
+    Rollout,
+    check_lora_sync,
+    files_of,
+    is_cheaper,
+    name_of,
+    reason_to_merge,
+    room,
+)
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
 from trl_ext.generation.sampling import OF_SERVERS
-from trl_ext.generation.server import Servers, urls_of
+from trl_ext.generation.server import Servers, start_command, urls_of
 from trl_ext.generation.vllm_start import device_settings, starting_vllm
 from trl_ext.generation.weight_transfer import BACKEND, process_output_heads
 from trl_ext.ranks import server_errors_on_all_ranks
@@ -65,6 +75,7 @@ class EngineConfig(Protocol):
 
     use_vllm: bool
     vllm_mode: str
+    vllm_lora_sync: str
 
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's `LLM`."""
@@ -75,19 +86,44 @@ def engine_settings(config: EngineConfig) -> contextlib.AbstractContextManager[o
     if config.use_vllm:
         load_vllm()
     engine = ServerEngine if config.use_vllm and config.vllm_mode == "server" else ColocatedEngine
-    return backend_made_by(functools.partial(engine, engine_settings=config.engine_settings()))
+    rows = getattr(config, "generation_batch_size", None)
+    ours: dict[str, Any] = {"engine_settings": config.engine_settings(), "lora_sync": config.vllm_lora_sync}
+    return backend_made_by(functools.partial(engine, rollout_rows=rows, **ours))
 
 
 class ColocatedEngine(VLLMGeneration):
     """TRL's vLLM backend, with seeds of its own and another way for the weights."""
 
-    def __init__(self, *args: Any, engine_settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        engine_settings: dict[str, Any] | None = None,
+        lora_sync: str = "auto",
+        rollout_rows: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.engine_settings = dict(engine_settings or {})
+        self.lora_sync, self.rollout_rows = lora_sync, rollout_rows
+        self.sends_adapter = self.has_base = False
+        self.adapter = AdapterFolder()
         self.rounding = SIMULATED.get(self.engine_settings.get("quantization", ""))
         if self.rounding:
             del self.engine_settings["quantization"]
         self.seconds_syncing = 0.0  # in all
         super().__init__(*args, **kwargs)
+
+    def _sends_adapter(self) -> bool:
+        """Whether the policy's adapter is sent by itself."""
+        adapter = self.model.peft_config["default"] if is_peft_model(self.model) else None
+        hindrances = {"sleeps": bool(self.enable_sleep_mode), "rounds": self.rounding is not None}
+        hindrances["sharded"] = self._dist.is_fsdp
+        check_lora_sync(self.lora_sync, adapter, **hindrances)
+        if adapter is None or self.lora_sync == "merge" or reason_to_merge(adapter, **hindrances):
+            return False
+        return self._adapter_is_cheaper(adapter.r) or self.lora_sync == "adapter"
+
+    def _adapter_is_cheaper(self, rank: int) -> bool:
+        return False
 
     def seed_requests(self, seed: int, place: Callable[[], Place]) -> None:
         """Give every request a seed of its own, see `RequestSeeds`; to be called before any is made."""
@@ -109,7 +145,8 @@ class ColocatedEngine(VLLMGeneration):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As TRL's, which makes one `SamplingParams` for all prompts."""
-        with requests_with(self.llm, self.seeds.applied), steps_counted(self.llm, advance), sampling():
+        named = {"lora_request": self.adapter.request} if self.sends_adapter else {}
+        with requests_with(self.llm, self.seeds.applied, **named), steps_counted(self.llm, advance), sampling():
             return super().generate(*args, **kwargs)
 
     def parameters(self) -> dict[str, Any]:
@@ -122,6 +159,14 @@ class ColocatedEngine(VLLMGeneration):
         own = self.engine_settings
         context = own.get("max_model_len") or self.max_model_length
         of_device = device_settings(context, own.get("max_num_seqs") or self.max_num_seqs)
+        self.sends_adapter = self._sends_adapter()
+        if self.sends_adapter:
+            own = {
+                **own,
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": room(self.model.peft_config["default"].r),
+            }
         with engine_started_with(**{**of_device, **own}), starting_vllm():
             super()._init_vllm()
 
@@ -136,9 +181,14 @@ class ColocatedEngine(VLLMGeneration):
             empty_cache()
             self.llm.wake_up(tags=["weights"])
             self._llm_weights_sleeping = False
-        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=self._engine_weights())
-        process_output_heads(runner.model)
+        if not self.has_base:
+            runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+            runner.reload_weights(weights_iterator=self._engine_weights())
+            process_output_heads(runner.model)
+        self.has_base = self.sends_adapter
+        if self.sends_adapter:
+            self.adapter.write(files_of(self.model, self._dist))
+            self.llm.llm_engine.add_lora(self.adapter.request)
         self.llm.reset_prefix_cache()
 
     def _engine_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -160,7 +210,8 @@ class ColocatedEngine(VLLMGeneration):
     def _iter_merged(self) -> Iterator[tuple[str, Tensor]]:
         """Base weights with the adapter's updates in them, one layer at a time, the policy being left as it is.
 
-        TRL merges and unmerges in place, which in bfloat16 changes the base weights a little with every sync.
+        Without the updates where the adapter is sent by itself. TRL merges and unmerges in place, which in bfloat16
+        changes the base weights a little with every sync.
         """
         from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -175,10 +226,12 @@ class ColocatedEngine(VLLMGeneration):
             layer = layers.get(name.rpartition(".base_layer.")[0])
             path, _, kind = name.rpartition(".")
             gathered = self._dist.gather_params([param, *(layer.parameters() if layer else ())])
-            with gathered, merged(layer) if layer else contextlib.nullcontext(dequantized(model.get_submodule(path))) as whole:
-                base = name.removeprefix("base_model.model.").replace(".base_layer", "")
-                given = getattr(whole, kind).data
-                yield self._fix_param_name_to_vllm(base, extra_prefixes=["modules_to_save.default."]), given
+            base = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            with gathered:
+                below = contextlib.nullcontext(dequantized(model.get_submodule(path)))
+                with merged(layer) if layer and not self.sends_adapter else below as whole:
+                    given = getattr(whole, kind).data
+                    yield self._fix_param_name_to_vllm(base, extra_prefixes=["modules_to_save.default."]), given
 
 
 class ServerEngine(ColocatedEngine):
@@ -192,6 +245,7 @@ class ServerEngine(ColocatedEngine):
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
         self.servers.refuse_another_model(self.model.config, tokenizer, self.model.name_or_path)
         self.vllm_client = self.servers.each[0].client  # which TRL's methods use
+        self.sends_adapter = self._sends_adapter()
         if self.servers.backend != BACKEND and self.accelerator.is_main_process:
             self.vllm_client.init_communicator(device=self.accelerator.device)
         self.accelerator.wait_for_everyone()
@@ -200,14 +254,36 @@ class ServerEngine(ColocatedEngine):
         if self.servers.backend != BACKEND:
             VLLMGeneration.sync_weights(self)
             return
-        weights = self._iter_named_params()
+        weights = iter(()) if self.has_base else self._iter_named_params()
         with server_errors_on_all_ranks():
             try:
-                if self.accelerator.is_main_process:
+                if self.accelerator.is_main_process and not self.has_base:
                     self.servers.push(weights)
             finally:
                 for _ in weights:  # every rank takes part in gathering all of them, whatever has failed
                     pass
+        if self.sends_adapter:
+            self._push_adapter()
+
+    def _push_adapter(self) -> None:
+        files = files_of(self.model, self._dist)
+        name = name_of(files)
+        with server_errors_on_all_ranks():
+            if self.accelerator.is_main_process:
+                self.servers.push_adapter(name, files)
+        self.servers.ask_for(name)
+        self.has_base = True
+
+    def _adapter_is_cheaper(self, rank: int) -> bool:
+        device = self.servers.room_for_adapters(rank)
+        if device is None and self.lora_sync == "adapter":
+            started = start_command(self.model.name_or_path, room(rank))
+            raise self.servers.each[0].refusal(f"has no room for an adapter of rank {rank}", f": {started}")
+        if device is None or self.rollout_rows is None:
+            return False
+        parameters = sum(getattr(param, "ds_numel", param.numel()) for param in self.model.parameters())
+        rollout = Rollout(self.rollout_rows, self.max_completion_length)
+        return is_cheaper(parameters, self.model.dtype.itemsize, rollout, device)
 
     def generate(
         self,

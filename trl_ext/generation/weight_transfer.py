@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import sys
 from dataclasses import dataclass
 
@@ -113,6 +114,20 @@ class Registered:
         """What the served model's own config says, for a trainer to compare with its model's."""
         config: dict[str, object] = self.model_config.hf_text_config.to_dict()  # type: ignore[attr-defined]
         return {name: value for name, value in config.items() if isinstance(value, (bool, int, str))}
+
+    def report_room(self) -> tuple[int, str]:
+        """The largest rank of an adapter that can be loaded now, 0 for none, and the type of the device."""
+        lora = self.vllm_config.lora_config  # type: ignore[attr-defined]
+        updating = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
+        return lora.max_lora_rank if lora is not None and updating else 0, self.device.type  # type: ignore[attr-defined]
+
+    def take_adapter(self, files: dict[str, str]) -> str:
+        """Write an adapter's files, in base64, where vLLM can load them, and return the path of their folder."""
+        from trl_ext.generation.adapter_sync import AdapterFolder
+
+        if not hasattr(self, "_adapter_folder"):
+            self._adapter_folder = AdapterFolder()
+        return self._adapter_folder.write({name: base64.b64decode(data) for name, data in files.items()})
 
     def end_abandoned_update(self) -> None:
         """End a push whose trainer was lost in the middle of it, or no other could begin."""

@@ -219,6 +219,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
             logprobs=0,  # of the sampled tokens only
             generation_kwargs=sampling_kwargs(config),
             engine_settings=config.engine_settings(),
+            lora_sync=config.vllm_lora_sync,
         )
 
     def turn_ids(self, prompts: list[list[int]]) -> list[list[int]]:

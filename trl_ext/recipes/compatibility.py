@@ -129,7 +129,8 @@ TRIED: dict[tuple[str, str], str] = {
         "`grpo/test_adapters_in_a_step::test_each_adapter_has_its_gradient_or_a_reason`"
     ),
     ("quantization", "engine"): (
-        f"{_ITS_OWN}::test_every_adapter_trains_on_quantized_weights` (HF generate; what is refused loads no model)"
+        f"{_ITS_OWN}::test_every_adapter_trains_on_quantized_weights` (HF generate) and "
+        "`generation/test_vllm::test_an_engine_and_a_quantized_policy_agree`"
     ),
     ("quantization", "parallelism"): (
         "`grpo/test_distributed::test_adapters_on_quantized_weights_train_on_two_ranks`; FSDP needs GPUs"

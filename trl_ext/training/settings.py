@@ -149,6 +149,16 @@ class RunSettings(RecordsGiven):
         ),
         Group.SAMPLING,
     )
+    vllm_lora_sync: str = setting(
+        "auto",
+        (
+            "How an adapter's updates reach vLLM: merge sends all weights with them, adapter sends the adapter alone, "
+            "which vLLM adds at every token. auto chooses what takes less time for a rollout."
+        ),
+        Group.SAMPLING,
+        choices=("auto", "merge", "adapter"),
+        rare=True,
+    )
     vllm_enable_prefix_caching: bool | None = setting(
         None,
         "Cache the KV states of prompts that a group shares. vLLM's own default is on.",
@@ -255,7 +265,7 @@ class RunSettings(RecordsGiven):
         return {name: value for name, value in settings.items() if value is not None}
 
 
-_OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_")]
+_OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_") and f.name != "vllm_lora_sync"]
 
 
 def card_without_bf16(use_cpu: bool) -> str | None:

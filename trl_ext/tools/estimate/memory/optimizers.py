@@ -56,12 +56,18 @@ def name_of(config: Any) -> str:
 
 
 def make_optimizer(trainer: Trainer) -> torch.optim.Optimizer:
-    """A trainer's optimizer, or in the place of one that cannot be asked one that follows its source.
+    """A trainer's optimizer, whose step is estimated.
 
     Raises:
         NoEstimateError: what a step of it takes is not known.
     """
-    source = _modeled(trainer.args)
+    _modeled(trainer.args)
+    return optimizer_of(trainer)
+
+
+def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
+    """A trainer's optimizer, or in the place of one that cannot be asked one with the state that its source says."""
+    source = by_source(name_of(trainer.args))
     if source is None:
         trainer.optimizer_cls_and_kwargs = _asked(trainer.args, trainer.model)
         return trainer.create_optimizer()

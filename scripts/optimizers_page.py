@@ -42,7 +42,9 @@ INTRODUCTION = f"""\
 
 Bytes per parameter of {MODEL}, with every parameter trained. `--optim` takes each of these names, which are those of
 transformers, where its package is installed. The estimate of memory ([estimate](../packages/estimate.md)) counts the
-state in the same way, by weights and their shapes; a test holds that it is the real optimizer's.
+state in the same way, by weights and their shapes. A test goes through all names and counts the real optimizer's state
+where its package is installed, as those of torch, transformers and bitsandbytes 0.50 were; the others are by their
+sources, not compared. Muon and Apex are not among transformers' names.
 
 Letters: n elements of a weight; a matrix has sides m and l, of which m is the shorter; r is the rank of GaLore and
 APOLLO, here 128, with `optim_target_modules: all-linear`. Embeddings are kept in 32 bits by transformers where
@@ -61,7 +63,8 @@ projection is from a copy of its code; its paper counts only the seed.
 
 **Within the backward pass**: LOMO and the `_layerwise` ones update each weight as soon as it has its gradient, and free
 that. The estimate refuses them by name, as it does what is for a TPU or an NPU. By their sources are those whose
-packages were not installed, or need a GPU to be asked; what their steps allocate for a moment is not in the estimate.
+packages were not installed, or need a GPU to be asked; what their steps allocate for a moment is not in the estimate,
+which says so.
 """
 PRECISIONS = f"""\
 ## What is trained, in which precision

@@ -198,8 +198,10 @@ def peaks(profiler: Any, at_start: int) -> dict[str, int]:
     """
     events = list(profiler.profiler.kineto_results.events())
     spans = [(e.start_ns(), e.start_ns() + e.duration_ns(), e.name()[7:]) for e in events if "moment:" in e.name()]
-    highest, live = dict.fromkeys(MOMENTS, 0), at_start
-    for at, size in allocations(profiler):
+    highest, live, changes = dict.fromkeys(MOMENTS, 0), at_start, allocations(profiler)
+    for began, _, name in spans:  # a moment may allocate nothing
+        highest[name] = max(highest[name], at_start + sum(size for at, size in changes if at < began))
+    for at, size in changes:
         live += size
         for began, ended, name in spans:
             if began <= at <= ended:

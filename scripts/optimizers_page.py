@@ -1,4 +1,4 @@
-"""`docs/reference/optimizers.md`: bytes of memory per parameter, by optimizer and by what is trained in which precision.
+"""`docs/reference/optimizers.md`: bytes of memory per parameter, by optimizer, and by what is trained in which dtype.
 
 The real optimizers make their state on fake tensors of a published model, or their sources say what they keep. It is
 made of one layer and of two.
@@ -54,12 +54,12 @@ Written by `python -m scripts.docs_pages`, which has the optimizers make their s
 """
 PAGED = """\
 **Paged** state is in memory that CUDA moves between the GPU and the host: as long as the GPU has room it is there, and
-what does not fit is the host's, so that the optimizer's step waits for it instead of running out of memory. The estimate
-leaves it out of what a GPU has to hold, and says how much it is. On a CPU there are no pages.
+what does not fit is the host's, so that the optimizer's step waits for it instead of running out of memory. The
+estimate leaves it out of what a GPU has to hold, and says how much it is. On a CPU there are no pages.
 
-**Projected** weights (GaLore, APOLLO) keep a projection next to their state. GaLore's is the first r singular vectors; in
-float32 it is a view of all of them, which keeps m m elements, in bfloat16 a copy with r m. That APOLLO keeps its random
-projection is from a copy of its code; its paper counts only the seed.
+**Projected** weights (GaLore, APOLLO) keep a projection next to their state. GaLore's is the first r singular vectors;
+in float32 it is a view of all of them, which keeps m m elements, in bfloat16 a copy with r m. That APOLLO keeps its
+random projection is from a copy of its code; its paper counts only the seed.
 
 **Within the backward pass**: LOMO and the `_layerwise` ones update each weight as soon as it has its gradient, and free
 that. The estimate refuses them by name, as it does what is for a TPU or an NPU. By their sources are those whose
@@ -71,8 +71,8 @@ PRECISIONS = f"""\
 
 Bytes per parameter of the base model, without activations. *Weights* are the model's, *gradient* what one backward pass
 leaves, *master* the float32 weights that DeepSpeed keeps next to a model in bfloat16 on each of {GPUS} GPUs. Where
-`bf16: true` computes with float32 weights, those are the master weights, and each forward pass adds copies in bfloat16 of
-the matrices (up to 2 bytes). LoRA has rank {RANK} on all linear layers, in float32 by PEFT.
+`bf16: true` computes with float32 weights, those are the master weights, and each forward pass adds copies in bfloat16
+of the matrices (up to 2 bytes). LoRA has rank {RANK} on all linear layers, in float32 by PEFT.
 """
 
 
@@ -86,7 +86,9 @@ def _states() -> list[str]:
     rows = []
     for name in (member.value for member in OptimizerNames):
         source = SOURCES.get(name)
-        said = f"refused: {source.unmodeled}" if source and source.unmodeled else "yes, paged" if "paged" in name else "yes"
+        said = "yes, paged" if "paged" in name else "yes"
+        if source and source.unmodeled:
+            said = f"refused: {source.unmodeled}"
         package = f"[{source.package}]({source.source})" if source else "torch or transformers"
         states = [_bytes(_state(name, dtype)) for dtype in (torch.float32, torch.bfloat16)]
         rows.append([f"`{name}`", *states, source.said if source else "", package, said])

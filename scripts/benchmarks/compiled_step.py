@@ -100,9 +100,8 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=96, help="(default: 96)")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     parser.add_argument("--cpu_time", action="store_true", help="CPU seconds of one thread, where other programs run")
-    parser.add_argument(
-        "--every", type=int, default=1, help="compare one of so many elements of the gradient, to save memory (default: 1)"
-    )
+    saving = "of the gradients compare one of so many elements, to save memory (default: 1)"
+    parser.add_argument("--every", type=int, default=1, help=saving)
     parser.add_argument("--repeats", type=int, default=5, help="timed pairs (default: 5)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()

@@ -52,8 +52,7 @@ def counted(name: str, dtype: torch.dtype, folder: Path) -> int | None:
     trainer = trainer_of(name, dtype, folder, optim_target_modules="all-linear")
     try:
         optimizer = trainer.create_optimizer()
-    except (ImportError, ValueError) as error:
-        assert any(word in str(error) for word in ("install", "import", "need to have")), error
+    except (ImportError, ValueError):
         return None
     for parameter in trainer.model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -77,22 +76,21 @@ def estimated(name: str, dtype: torch.dtype, folder: Path, **settings: Any) -> t
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_every_optimizers_state_is_the_real_ones(tmp_path: Path) -> None:
     """Where its package is installed; where not, the estimate says by what source it knows, or refuses by name."""
-    wrong, refused, by_source = {}, set(), set()
+    wrong, refused, by_source = {}, dict[str, str](), set()
     for name in (member.value for member in OptimizerNames):
         for dtype in DTYPES:
             real = counted(name, dtype, tmp_path)
             try:
                 found, _ = estimated(name, dtype, tmp_path)
             except NoEstimateError as error:
-                assert str(error).startswith(f"optim {name}: ")
-                refused.add(name)
+                refused[name] = str(error)
                 continue
             if real is None:
                 by_source.add(name)
             elif found != real:
                 wrong[name, dtype] = (found, real)
     assert not wrong
-    assert refused == {name for name, source in SOURCES.items() if source.unmodeled}
+    assert refused == {name: f"optim {name}: {of.unmodeled}" for name, of in SOURCES.items() if of.unmodeled}
     assert by_source <= SOURCES.keys(), "its state is neither counted nor known: describe it in optimizer_sources.py"
     assert SOURCES.keys() <= {member.value for member in OptimizerNames}
 
@@ -155,7 +153,7 @@ def test_what_is_paged_is_state_of_large_weights(name: str, width: int, tmp_path
 
 
 def test_an_unknown_projection_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoEstimateError, match="optim galore_adamw: .*proj_type is not known"):
+    with pytest.raises(NoEstimateError, match=r"optim galore_adamw: .*proj_type is not known"):
         estimated("galore_adamw", torch.float32, tmp_path, optim_args="rank=8,proj_type=full")
 
 

@@ -3,7 +3,7 @@
 torch, transformers and bitsandbytes, where that is installed, are asked instead (`optimizers`). Where a package is
 installed, a test counts the state of its real optimizer and compares it with what is said here.
 
-Letters: n elements of a weight; a matrix has m columns or rows, whichever are fewer, and l of the others; r is the rank.
+Letters: n elements of a weight; m and l, the shorter and the longer side of a matrix; r, the rank of a projection.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _numbered(sizes: Sequence[int]) -> dict[str, int]:
 
 
 def _quantized(elements: int, states: int) -> dict[str, int]:
-    """bitsandbytes' states of a byte, in blocks with a scale in float32 each; a small weight's in float32."""
+    """Bitsandbytes' states of a byte, in blocks with a scale in float32 each; a small weight's in float32."""
     if elements < _LEAST_QUANTIZED:
         return _numbered([4 * elements] * states)
     maps = {f"{SHARED} {place}": 4 * 256 for place in range(min(states, 2))}  # with a sign, and without
@@ -193,12 +193,12 @@ _LOW_RANK = {  # each also with `_layerwise`
 }  # fmt: skip
 
 SOURCES: dict[str, BySource] = {
-    **{name: _of_bitsandbytes(2, 8) for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")},
-    **{name: _of_bitsandbytes(3, 8) for name in ("ademamix_8bit", "paged_ademamix_8bit")},
-    **{name: _of_bitsandbytes(1, 8) for name in ("lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit")},
-    **{name: _of_bitsandbytes(1, 32) for name in ("lion_32bit", "paged_lion_32bit", "rmsprop_bnb", "rmsprop_bnb_32bit")},
-    **{name: _of_bitsandbytes(3, 32) for name in ("ademamix", "paged_ademamix_32bit")},
+    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"), _of_bitsandbytes(2, 8)),
+    **dict.fromkeys(("ademamix_8bit", "paged_ademamix_8bit"), _of_bitsandbytes(3, 8)),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit"), _of_bitsandbytes(1, 8)),
     "paged_adamw_32bit": _of_bitsandbytes(2, 32),
+    **dict.fromkeys(("ademamix", "paged_ademamix_32bit"), _of_bitsandbytes(3, 32)),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit", "rmsprop_bnb", "rmsprop_bnb_32bit"), _of_bitsandbytes(1, 32)),
     "adamw_torch_xla": BySource("torch_xla", "https://docs.pytorch.org/xla", _copies(2), "8 n", _FOREIGN),
     "adamw_torch_npu_fused": BySource("torch_npu", "https://github.com/Ascend/pytorch", _copies(2), "8 n", _FOREIGN),
     "adamw_anyprecision": BySource(

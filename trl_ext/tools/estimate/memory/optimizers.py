@@ -36,7 +36,7 @@ class SourcedOptimizer(torch.optim.Optimizer):
         self.weights, self.source = weights, source
         self.shared: dict[str, Tensor] = {}
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Make the state, once."""
         for parameter, weight in self.weights.items():
             if parameter.grad is None or parameter in self.state:
@@ -122,8 +122,9 @@ def source_line(config: Any) -> str | None:
     if source is None:
         return None
     return (
-        f"optim {name_of(config)}: bytes of state by its source ({source.source}), not measured: {source.said} (n elements "
-        "of a weight, m and l sides of a matrix, r its rank); what its step allocates in addition is not counted"
+        f"optim {name_of(config)}: bytes of state by its source ({source.source}), not measured: {source.said} "
+        "(n elements of a weight, m and l sides of a matrix, r its rank); what its step allocates in addition is not "
+        "counted"
     )
 
 

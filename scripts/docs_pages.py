@@ -17,6 +17,7 @@ from pathlib import Path
 from scripts.algorithms_page import algorithms_page
 from scripts.benchmarks_page import benchmarks_page
 from scripts.compatibility_page import compatibility_page
+from scripts.optimizers_page import optimizers_page
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import markdown_table, read_yaml
 from trl_ext.recipes.best_of_n import BestOfN
@@ -300,6 +301,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/algorithms.md": algorithms_page,
     "reference/benchmarks.md": benchmarks_page,
     "reference/compatibility.md": compatibility_page,
+    "reference/optimizers.md": optimizers_page,
     "packages/index.md": packages_page,
     "step.svg": step_diagram,
     **{f"../{kept_help(Path('recipes') / script)}": partial(help_page, script) for script in RECIPES},

@@ -75,7 +75,10 @@ def test_every_flag_in_the_prose_of_a_page_is_one(page: str) -> None:
     assert set(re.findall(r"`[^`\n]*--(\w+)[^`\n]*`", prose)) <= fields | others
 
 
-@pytest.mark.parametrize("path", docs_pages.PAGES)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if "optimizers" in path else ()) for path in docs_pages.PAGES],
+)
 def test_a_written_page_is_what_the_code_says(path: str) -> None:
     assert (DOCS / path).read_text(encoding="utf-8") == docs_pages.PAGES[path](), "run: python -m scripts.docs_pages"
 

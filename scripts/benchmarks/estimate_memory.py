@@ -27,13 +27,15 @@ import torch
 from datasets import Dataset
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, Trainer, TrainerCallback
+from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
+from trl_ext.tools.estimate.memory.optimizers import state_tensors
 from trl_ext.tools.estimate.memory.step import MOMENTS, measure
 from trl_ext.tools.estimate.planned import Launch, Lengths, PlannedRun
 
@@ -49,7 +51,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the t
     "prompts not shared": ({"share_prompt_prefix": False}, {}),
     "bfloat16": ({"bf16": True}, {}),
     "lora": ({}, {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}),
+    **{optim: ({"optim": optim}, {}) for optim in ("adafactor", "sgd", "adamw_bnb_8bit", "ademamix")},
 }
+NEED_BITSANDBYTES = ("adamw_bnb_8bit", "ademamix")
 STATIC = ("parameters", "gradients", "optimizer")
 
 
@@ -131,11 +135,10 @@ class _Watch(TrainerCallback):
             if self.profiler:
                 self.profiler.__exit__(None, None, None)
             inner = getattr(optimizer, "optimizer", optimizer)
-            states = [tensor for state in inner.state.values() for tensor in state.values()]
             self.static = {
                 "parameters": _bytes([*model.parameters(), *model.buffers()]),
                 "gradients": _bytes(p.grad for p in model.parameters()),
-                "optimizer": _bytes(states),
+                "optimizer": _bytes(state_tensors(inner)),
             }
 
 
@@ -156,10 +159,11 @@ def marked(trainer: Any, moment: Callable[[str], AbstractContextManager[object]]
         return run
 
     accelerator = trainer.accelerator
+    optimizer, _ = Trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
     with (
         patch.object(trainer, "_compute_loss", within("forward", trainer._compute_loss)),
         patch.object(accelerator, "backward", within("backward", accelerator.backward)),
-        patch.object(torch.optim.AdamW, "step", within("optimizer step", torch.optim.AdamW.step)),
+        patch.object(optimizer, "step", within("optimizer step", optimizer.step)),
     ):
         yield
 
@@ -194,8 +198,10 @@ def peaks(profiler: Any, at_start: int) -> dict[str, int]:
     """
     events = list(profiler.profiler.kineto_results.events())
     spans = [(e.start_ns(), e.start_ns() + e.duration_ns(), e.name()[7:]) for e in events if "moment:" in e.name()]
-    highest, live = dict.fromkeys(MOMENTS, 0), at_start
-    for at, size in allocations(profiler):
+    highest, live, changes = dict.fromkeys(MOMENTS, 0), at_start, allocations(profiler)
+    for began, _, name in spans:  # a moment may allocate nothing
+        highest[name] = max(highest[name], at_start + sum(size for at, size in changes if at < began))
+    for at, size in changes:
         live += size
         for began, ended, name in spans:
             if began <= at <= ended:
@@ -257,6 +263,7 @@ def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
 def compare(measured: Mapping[str, int], static: Mapping[str, int], estimated: Any) -> dict[str, dict[str, float]]:
     """By part: measured and estimated bytes, and the relative error."""
     rows = {name: (size, max(of[name] for of in estimated.peaks.values())) for name, size in static.items()}
+    rows["optimizer"] = static["optimizer"], estimated.resident["optimizer"]  # without what a step of it passes through
     rows |= {f"peak, {moment}": (measured[moment], estimated.total(moment)) for moment in MOMENTS}
     held = sum(static.values())
     kept = {moment: sum(estimated.peaks[moment][kind] for kind in STATIC) for moment in MOMENTS}
@@ -267,18 +274,19 @@ def compare(measured: Mapping[str, int], static: Mapping[str, int], estimated: A
         if size > 0.999 * held
     }
     rows["peak"] = max(measured.values()), max(map(estimated.total, MOMENTS))
-    return {name: {"measured": a, "estimated": b, "error": b / a - 1} for name, (a, b) in rows.items()}
+    return {name: {"measured": a, "estimated": b, "error": (b - a) / max(a, 1)} for name, (a, b) in rows.items()}
 
 
 def main() -> None:
     """Measure, compare, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1m", "6m", "60m"])
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=None, help="(default: all that can run)")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="only measure, and write what --against takes")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with what --measure wrote elsewhere")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    able = [case for case in CASES if case not in NEED_BITSANDBYTES or is_bitsandbytes_available()]
     origin = provenance()
     with tempfile.TemporaryDirectory() as scratch:
         if args.against:
@@ -289,7 +297,7 @@ def main() -> None:
         work, comparisons = Work(**given["work"]), dict[str, Any]()
         for shape in args.shapes if not args.against else given["measured"]:
             cases = given["measured"].setdefault(shape, {})
-            for case in args.cases if not args.against else cases:
+            for case in (args.cases or able) if not args.against else cases:
                 if not args.against:
                     cases[case] = run(shape, case, work, Path(scratch))
                 if args.measure:

@@ -129,10 +129,14 @@ class Replay:
 
 
 class Watch(TrainerCallback):
-    """Seconds of a step, or its memory, and its gradient."""
+    """Seconds of a step, or its memory, and its gradient.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    Args:
+        every: one element of so many is kept of the gradient; more are left out of a model above 10^9 parameters.
+    """
+
+    def __init__(self, clock: Callable[[], float], every: int = 1) -> None:
+        self.clock, self.every = clock, every
         self.seconds: list[float] = []
         self.weighs = False  # the next step's memory, instead of timing it
         self.extra_mib = 0.0
@@ -150,7 +154,7 @@ class Watch(TrainerCallback):
             torch.cuda.synchronize()
         if self.weighs:
             self.extra_mib = (peak() - self.before) / 2**20
-            every = EVERY if sum(p.numel() for p in model.parameters()) > 10**9 else 1
+            every = EVERY if sum(p.numel() for p in model.parameters()) > 10**9 else self.every
             self.gradient = torch.cat([p.grad.flatten()[::every].float().cpu() for p in model.parameters()])
         else:
             self.seconds.append(self.clock() - self.began)

@@ -28,4 +28,5 @@ if __name__ == "__main__":
     except NoEstimateError as error:
         sys.exit(str(error))
     verdict = {"refusal": reason, "peak": memory.peak, "bytes": memory.total(memory.peak), "slows": slows}
+    verdict["paged"] = memory.paged
     print(f"\n{VERDICT}{json.dumps(verdict)}")

@@ -40,6 +40,7 @@ class MemoryCheck:
     peak: str  # the moment
     bytes: int  # at the peak
     slows: str | None = None  # why its engine would preempt, by lengths that are guessed, with the setting to change
+    paged: int = 0  # bytes of the optimizer's state that may be in the host's memory, in addition
 
 
 def estimate_in_subprocess(run: PlannedRun, capacity: int, seconds: float = _SECONDS) -> MemoryCheck:
@@ -92,7 +93,8 @@ def refuse_what_does_not_fit(task: Any, model: Any, config: TrainingArguments, d
         return
     if verdict.refusal:
         raise ValueError(f"{verdict.refusal}. (check_memory: false starts the run as it is)")
-    print_line(f"estimated memory: {verdict.bytes / 2**30:.1f} GiB at the peak ({verdict.peak})")
+    paged = f", and {verdict.paged / 2**30:.1f} GiB that are paged, here or on the host" if verdict.paged else ""
+    print_line(f"estimated memory: {verdict.bytes / 2**30:.1f} GiB at the peak ({verdict.peak}){paged}")
     if verdict.slows:
         print_line(f"memory: {verdict.slows}")
 

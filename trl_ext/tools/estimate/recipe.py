@@ -27,7 +27,7 @@ from trl_ext.tools.estimate.hardware import Gpu, gpu_by_name
 from trl_ext.tools.estimate.memory.limits import largest, preempting, refusal
 from trl_ext.tools.estimate.memory.parts import Memory
 from trl_ext.tools.estimate.memory.step import estimate_memory
-from trl_ext.tools.estimate.memory.tables import engine_line, figures, limit_lines, table
+from trl_ext.tools.estimate.memory.tables import engine_line, figures, limit_lines, optimizer_lines, table
 from trl_ext.tools.estimate.micro_batch_advice import larger_micro_batches
 from trl_ext.tools.estimate.networks import network_of, prompt_lengths
 from trl_ext.tools.estimate.pilot import read_run
@@ -188,7 +188,8 @@ def report(args: argparse.Namespace) -> str | None:
         limits = None if args.quick else largest(run, memory, compute)
         reason = refusal(run, memory, compute) or preempting(run, memory)
         advice = None if reason else larger_micro_batches(run, timing, time, lambda other: compute(other).free >= 0)
-    print("\n".join([*table(memory), *engine_line(memory), *(limit_lines(limits) if limits else [])]))
+    said = [*engine_line(memory), *optimizer_lines(memory, run.config)]
+    print("\n".join([*table(memory), *said, *(limit_lines(limits) if limits else [])]))
     print("\n" + timing.table(args.budget or run.config.time_budget))
     if advice:
         print("\n" + advice)

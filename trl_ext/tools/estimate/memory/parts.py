@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_ext.step import Head
 from trl_ext.tools.estimate.kv_cache import IN_FLIGHT, Blocks, layer_tokens, token_bytes
+from trl_ext.tools.estimate.memory.optimizers import flat_state
 
 if TYPE_CHECKING:
     from trl_ext.tools.estimate.planned import PlannedRun
@@ -31,8 +33,6 @@ BUCKET = 500_000_000  # elements that DeepSpeed reduces at a time (`reduce_bucke
 LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps gathered at most (`stage3_max_live_parameters`)
 GATHERED = 512 * 2**20  # bytes that are gathered at a time for the engine (`generation.vllm.BUCKET_BYTES`)
 _QUANTIZED = {"fp8": 1.0, "awq": 0.5, "gptq": 0.5, "int4": 0.5, "int8": 1.0, "bitsandbytes": 0.5}  # bytes, a parameter
-# Bytes of state for a weight in DeepSpeed's flat float32 partitions, where Adafactor finds no matrices to factor.
-_STATE = {"sgd": 0, "adagrad": 4, "rmsprop": 4, "adafactor": 4}
 
 Parts = Mapping[str, int]  # component -> bytes
 
@@ -47,6 +47,7 @@ class Measured:
     trainable: int  # in number
     largest_parameter: int  # in number
     largest_layer: int  # parameters of the largest module that has some of its own, in number
+    paged: int = 0  # of the optimizer's state, what may be in the host's memory
     rows: int = 1  # whose "batches" are counted: the rollout, and micro-batches that are copied from it
 
     def total(self, moment: str) -> int:
@@ -111,6 +112,7 @@ class Memory:
     capacity: int  # bytes of the GPU
     moments: Mapping[str, Parts]
     engine: Engine | None
+    paged: int = 0  # bytes of the optimizer's state in no moment: CUDA moves them to the host's memory if need be
 
     def total(self, moment: str) -> int:
         """Bytes at a moment's peak."""
@@ -137,10 +139,13 @@ def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
     engine = _engine(run, capacity, measured) if run.engine == "vllm" else None
     held = _engine_parts(engine)
     in_training = {} if run.config.vllm_enable_sleep_mode else held
-    resident = _sharded(measured.resident, measured, run)
+    weights = -(-measured.trainable // run.launch.gpus) if run.launch.zero_stage else 0  # that a GPU has in float32
+    state, paged = flat_state(run.config, weights) if weights else (0, measured.paged)
+    sharded = partial(_sharded, measured=measured, run=run, flat=4 * weights + state, paged=paged)
+    resident = sharded(measured.resident)
     moments = {"rollout": {**resident, **held, **_generating(run, engine)}}
     for moment, parts in measured.peaks.items():
-        moments[moment] = {**_sharded(parts, measured, run), **_exchanged(moment, measured, run), **in_training}
+        moments[moment] = {**sharded(parts), **_exchanged(moment, measured, run), **in_training}
     if run.learns_divergence:
         moments["backward"]["divergence"] = 4 * Head.LOGITS_AT_A_TIME * DIVERGENCE_COPIES
     moments["sync"] = {**resident, **held, "sync buffers": _sync_bytes(run, measured)}
@@ -150,14 +155,20 @@ def memory_of(run: PlannedRun, capacity: int, measured: Measured) -> Memory:
         allocated = sum(size for name, size in parts.items() if name not in ours)
         outside = CONTEXT + (NCCL if run.launch.gpus > 1 else 0)
         moments[moment] = {**parts, "context": outside, "margin": round(MARGIN * allocated)}
-    return Memory(capacity, moments, engine)
+    return Memory(capacity, moments, engine, paged)
 
 
-def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int]:
-    """One process's bytes by component, as DeepSpeed partitions them over the GPUs."""
+def _sharded(parts: Parts, measured: Measured, run: PlannedRun, flat: int, paged: int) -> dict[str, int]:
+    """One process's bytes by component, as DeepSpeed partitions them over the GPUs.
+
+    Args:
+        flat: bytes of a GPU's float32 weights and of their optimizer's state, under ZeRO.
+        paged: bytes of the optimizer's state that are left out.
+    """
     stage, gpus = run.launch.zero_stage, run.launch.gpus
     rows = run.rollout if run.recipe == "grpo" else run.step
     sizes = {**parts, "batches": -(-parts["batches"] * rows // (gpus * measured.rows)), "teachers": run.teacher_bytes}
+    sizes["optimizer"] -= paged
     if not stage:
         if gpus > 1:  # DDP's buckets are copies of all gradients
             sizes["gradient buckets"] = measured.trainable * run.weights_dtype.itemsize
@@ -166,8 +177,7 @@ def _sharded(parts: Parts, measured: Measured, run: PlannedRun) -> dict[str, int
         sizes["gradients"] = -(-parts["gradients"] // gpus)
     if stage == 3:
         sizes |= {name: -(-sizes.get(name, 0) // gpus) for name in ("parameters", "reference", "teachers")}
-    state = _STATE.get(str(getattr(run.config.optim, "value", run.config.optim)), 8)  # of others as of Adam
-    sizes["optimizer"] = -(-(4 + state) * measured.trainable // gpus)  # with the weights, in float32
+    sizes["optimizer"] = flat - paged
     return sizes
 
 

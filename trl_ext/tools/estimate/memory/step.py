@@ -31,6 +31,7 @@ from trl_ext.compat.fake_modules import parameters_replaced, rows_not_packed
 from trl_ext.compat.trl_head import head_as_on_gpu, head_within
 from trl_ext.step import MicroBatch, TRLBatch, attention_as_on_gpu
 from trl_ext.tools.estimate.memory.ledger import ALLOCATION, Answered, Ledger
+from trl_ext.tools.estimate.memory.optimizers import make_optimizer, paged_bytes
 from trl_ext.tools.estimate.memory.parts import Measured, Memory, memory_of
 from trl_ext.tools.estimate.planned import PlannedRun
 
@@ -78,7 +79,7 @@ def _step(
     reference = getattr(trainer, "ref_model", None)
     for parameter in reference.parameters() if reference is not None else ():
         ledger.file(parameter, "reference")
-    optimizer = trainer.create_optimizer()
+    optimizer = make_optimizer(trainer)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _make_gradients(trained, ledger)
     optimizer.step()  # which makes its state
@@ -107,6 +108,7 @@ def _step(
         trainable=sum(parameter.numel() for parameter in trained),
         largest_parameter=max(sizes.values()),
         largest_layer=max(own),
+        paged=paged_bytes(trainer.args, optimizer),
     )
 
 

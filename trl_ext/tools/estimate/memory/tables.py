@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trl_ext.tools.estimate.memory.limits import Limits
+from trl_ext.tools.estimate.memory.optimizers import source_line
 from trl_ext.tools.estimate.memory.parts import Memory
 
 COMPONENTS = (
@@ -41,6 +42,15 @@ def engine_line(memory: Memory) -> list[str]:
     ]
 
 
+def optimizer_lines(memory: Memory, config: Any) -> list[str]:
+    """What is said of an optimizer's state that the table does not have, or that was not measured."""
+    paged = (
+        f"paged: {_gib(memory.paged)} GiB of the optimizer's state, not in the table: CUDA moves them to the host's "
+        "memory as far as the GPU's is full, and the optimizer's step then waits for them"
+    )
+    return [line for line in (paged if memory.paged else None, source_line(config)) if line]
+
+
 def limit_lines(limits: Limits) -> list[str]:
     """The largest that fits of each."""
     lines = [
@@ -61,6 +71,7 @@ def figures(memory: Memory, limits: Limits | None) -> dict[str, Any]:
         "capacity": memory.capacity,
         "moments": {name: dict(parts) for name, parts in memory.moments.items()},
         "totals": {name: memory.total(name) for name in memory.moments},
+        "paged": memory.paged,
         "peak": memory.peak,
         "free": memory.free,
         "engine": {**asdict(engine), "tokens": engine.tokens, "batch": engine.batch} if engine else None,

@@ -50,7 +50,6 @@ def serve(way: str, args: argparse.Namespace, calls: Connection) -> None:
             per_device_train_batch_size=args.rows, num_generations=8, max_completion_length=args.tokens,
             use_vllm=True, vllm_mode="colocate", vllm_dtype=args.dtype, vllm_max_model_length=args.tokens + 256,
             vllm_lora_sync=MERGE if way == MERGE else ADAPTER, model_init_kwargs={"dtype": args.dtype},
-            generation_kwargs={"min_tokens": args.tokens},
         ),
         train_dataset=prompts,
         peft_config=LoraConfig(r=args.rank, lora_alpha=args.rank, target_modules="all-linear", task_type="CAUSAL_LM"),

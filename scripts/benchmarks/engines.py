@@ -2,9 +2,11 @@
 
     python -m scripts.benchmarks.engines
     python -m scripts.benchmarks.engines --models SmolLM2-135M Qwen2.5-0.5B --json engines.json
+    python -m scripts.benchmarks.engines --models Qwen2.5-0.5B --dtypes bfloat16 --engines vLLM LLM.generate
 
 Each engine is a process of its own, since vLLM binds threads to cores, and waits while another samples. Every
 completion has all its tokens, so both decode equally many. The start of an engine is apart: a run has it once.
+`LLM.generate` is vLLM by itself, one call with one `SamplingParams`, without seeds and log-probabilities.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -30,7 +33,8 @@ from trl_ext.generation.engine_choice import parameters_of
 from trl_ext.mini.policy import make_base_policy
 from trl_ext.runs.provenance import provenance
 
-HF, VLLM = "HF generate", "vLLM"
+HF, VLLM, BARE = "HF generate", "vLLM", "LLM.generate"
+CONTEXT = 512  # tokens of prompts, of which each has some 150, and completions
 
 
 def serve(engine: str, model: str, dtype: str, tokens: int, threads: int | None, calls: Connection) -> None:
@@ -45,18 +49,42 @@ def serve(engine: str, model: str, dtype: str, tokens: int, threads: int | None,
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     began = time.perf_counter()
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=tokens, min_tokens=tokens, stop=(), seed=0)
-    sampler: Sampler
-    if engine == HF:
-        sampler = HFSampler(model, sampling, batch_size=2**30, dtype=dtype)
+    sample: Callable[[list[str]], int]  # the number of tokens of their completions
+    if engine == BARE:
+        sample = bare_vllm(model, dtype, tokens)
     else:
-        sampler = VLLMSampler(model, sampling, dtype=dtype, max_model_len=512)  # prompts of some 150
+        sampler: Sampler
+        if engine == HF:
+            sampler = HFSampler(model, sampling, batch_size=2**30, dtype=dtype)
+        else:
+            sampler = VLLMSampler(model, sampling, dtype=dtype, max_model_len=CONTEXT)
+        sample = lambda prompts: sum(one.tokens for one in sampler(prompts, range(len(prompts))))  # noqa: E731
     calls.send(time.perf_counter() - began)
     while True:
         prompts = calls.recv()
         began = time.perf_counter()
-        sampled = sampler(prompts, range(len(prompts)))
-        assert sum(completion.tokens for completion in sampled) == tokens * len(prompts)
+        assert sample(prompts) == tokens * len(prompts)
         calls.send(time.perf_counter() - began)
+
+
+def bare_vllm(model: str, dtype: str, tokens: int) -> Callable[[list[str]], int]:
+    """One call of vLLM's `LLM.generate`, with the settings that the engine needs on this device and no others."""
+    from trl_ext.compat.lazy_vllm import load_vllm
+
+    load_vllm()
+    from vllm import LLM, SamplingParams
+
+    from trl_ext.generation.merging import whole_model
+    from trl_ext.generation.vllm_start import device_settings
+
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    llm = LLM(whole_model(model), **{**device_settings(CONTEXT), "dtype": dtype, "max_model_len": CONTEXT})
+    params = SamplingParams(temperature=1.0, max_tokens=tokens, min_tokens=tokens)
+
+    def sample(prompts: list[str]) -> int:
+        return sum(len(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False))
+
+    return sample
 
 
 def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -64,7 +92,7 @@ def measure(model: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     problems = DatasetSettings().read("validation", max(args.completions), seed=0).rows["prompt"]
     figures: dict[str, dict[str, Any]] = {}
     processes, spawn = {}, multiprocessing.get_context("spawn")
-    for engine in (HF, VLLM):
+    for engine in args.engines:
         for dtype in args.dtypes:
             mine, theirs = spawn.Pipe()
             process = spawn.Process(target=serve, args=(engine, model, dtype, args.tokens, args.threads, theirs))
@@ -94,6 +122,7 @@ def main() -> None:
     """Measure, print, and write the JSON asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[""], help="folders or Hub ids (default: the base policy)")
+    parser.add_argument("--engines", nargs="+", default=[HF, VLLM], help=f"{HF}, {VLLM}, {BARE} (default: two)")
     parser.add_argument("--completions", nargs="+", type=int, default=[16, 64], help="at a time (default: 16 64)")
     parser.add_argument("--group", type=int, default=8, help="completions of a prompt (default: 8)")
     parser.add_argument("--tokens", type=int, default=64, help="of a completion (default: 64)")

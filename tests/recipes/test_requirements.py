@@ -66,7 +66,6 @@ LACKING: list[tuple[str, list[str]]] = [
     ("--fsdp_config none.json --fsdp full_shard", ["fsdp_config none.json: there is no such file"]),
     ("--accelerator_config none.json", ["accelerator_config none.json: there is no such file"]),
     ("--tf32 true", ["tf32"]),
-    ("--load_in_8bit true --use_peft true", ["load_in_8bit needs bitsandbytes"]),
     ("--seed -1", ["seed must be in [0, 2**32), got -1"]),
     ("--seed 4294967296", ["seed must be in [0, 2**32)"]),
     (

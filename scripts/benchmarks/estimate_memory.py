@@ -28,9 +28,11 @@ from datasets import Dataset
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.grpo import construction
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
@@ -49,6 +51,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the t
     "prompts not shared": ({"share_prompt_prefix": False}, {}),
     "bfloat16": ({"bf16": True}, {}),
     "lora": ({}, {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}),
+}
+CASES |= {  # with bitsandbytes
+    f"lora, {bits} bits": ({}, {**CASES["lora"][1], f"load_in_{bits}bit": True}) for bits in (4, 8)
 }
 STATIC = ("parameters", "gradients", "optimizer")
 
@@ -133,7 +138,7 @@ class _Watch(TrainerCallback):
             inner = getattr(optimizer, "optimizer", optimizer)
             states = [tensor for state in inner.state.values() for tensor in state.values()]
             self.static = {
-                "parameters": _bytes([*model.parameters(), *model.buffers()]),
+                "parameters": _bytes([*model.parameters(), *model.buffers(), *_scales(model)]),
                 "gradients": _bytes(p.grad for p in model.parameters()),
                 "optimizer": _bytes(states),
             }
@@ -142,6 +147,13 @@ class _Watch(TrainerCallback):
 def _bytes(tensors: Any) -> int:
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
+
+
+def _scales(model: Any) -> Iterator[torch.Tensor]:
+    """Of weights that bitsandbytes has quantized to 4 bits, next to them; those of 8 bits are the layers' own."""
+    for state in (getattr(parameter, "quant_state", None) for parameter in model.parameters()):
+        if state is not None:
+            yield from [state.absmax, state.state2.absmax] if state.nested else [state.absmax]
 
 
 @contextmanager
@@ -235,13 +247,17 @@ def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     words = [" ".join(["w5"] * n) for n in (work.longest_prompt, work.prompt)]
     attention = model.attn_implementation or "sdpa"
-    policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
+    loaded = loaded_as(model)
+    policy = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=attention, quantization_config=loaded["quantization_config"]
+    )
     watch = _Watch(on_gpu)
     rewards = [float(i % 2) for i in range(work.rows)]
-    with replaying(_Replay(work, len(tokenizer))):
+    # No engine is handed quantized weights here, so none has to be refused.
+    with replaying(_Replay(work, len(tokenizer))), patch.object(construction, "check_quantization"):
         trainer = ExtGRPOTrainer(
             policy, lambda completions, **_: rewards, config, Dataset.from_list([{"prompt": w} for w in words]),
-            processing_class=tokenizer, peft_config=loaded_as(model)["peft_config"],
+            processing_class=tokenizer, peft_config=loaded["peft_config"],
         )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
@@ -270,11 +286,16 @@ def compare(measured: Mapping[str, int], static: Mapping[str, int], estimated: A
     return {name: {"measured": a, "estimated": b, "error": b / a - 1} for name, (a, b) in rows.items()}
 
 
+def _installed() -> list[str]:
+    """The cases that this environment has what they need for."""
+    return [case for case in CASES if is_bitsandbytes_available() or not case.endswith("bits")]
+
+
 def main() -> None:
     """Measure, compare, print, and write the files asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["1m", "6m", "60m"])
-    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=_installed())
     parser.add_argument("--measure", type=Path, metavar="FILE", help="only measure, and write what --against takes")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with what --measure wrote elsewhere")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -67,15 +67,16 @@ MAX_TOKENS = 80  # of a completion
 PRETRAINING = 780  # steps that make the base policy, in about a minute
 """: """\
 MAX_TOKENS = 128  # of a completion
+BY_HAND = 2  # problems of the step that is made by hand
 """,
     """\
 mini-MATH is an endless generator of small problems in the shape of MATH. The base policy can do the arithmetic, but it
 keeps to the format of the prompt, `r1_zero`, only part of the time.""": """\
-mini-MATH is an endless generator of small problems in the shape of MATH. The prompt `r1_zero` asks for a format that the
-model was not trained for. What is trained is a LoRA adapter; the model itself stays as it is.
+mini-MATH is an endless generator of small problems in the shape of MATH. The prompt `r1_zero` asks for a format that
+the model was not trained for. What is trained is a LoRA adapter; the model itself stays as it is.
 
-How a card computes: in bfloat16 from Ampere on, in float16 before that. The trainer finds that out by itself; here it
-decides in which dtype the model is loaded, and whether vLLM is asked for at all, which needs compute capability 7.5.""",
+Cards compute in bfloat16 from Ampere on, in float16 before that. The trainer finds that out by itself; here it decides
+in which dtype the model is loaded, and whether vLLM is asked for, which needs compute capability 7.5.""",
     """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 """: """\
@@ -100,7 +101,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 card = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
 dtype = torch.bfloat16 if card >= (8, 0) else torch.float16 if device == "cuda" else torch.float32
 engine = {"use_vllm": "auto" if card >= (7, 5) else "false", "vllm_gpu_memory_utilization": 0.2,
-          "vllm_max_model_length": 512}  # two trainers have an engine each  # fmt: skip
+          "vllm_max_model_length": 512}  # two trainers have an engine each
 adapter = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), adapter).to(device)
@@ -112,12 +113,12 @@ print(f"{trained:,} of {parameters:,} parameters are trained, on {device}, in th
     """\
 `trl_ext.functional` has the course's functions under their names. A rollout first: eight problems, eight completions
 each, graded""": """\
-`trl_ext.functional` has the course's functions under their names. A rollout first: two problems, eight completions
+`trl_ext.functional` has the course's functions under their names. A rollout first: a few problems, eight completions
 each, graded""",
     """\
 chosen = [row for row in train_rows[:8] for _ in range(GROUP)]
 """: """\
-chosen = [row for row in train_rows[:2] for _ in range(GROUP)]
+chosen = [row for row in train_rows[:BY_HAND] for _ in range(GROUP)]
 """,
     """\
 sampling, gradient accumulation, logging, checkpoints, several ranks and GPUs, and it computes only the rows that have a
@@ -125,6 +126,14 @@ gradient. `preset` names a published algorithm; every axis can be set on its own
 sampling, gradient accumulation, logging, checkpoints, several ranks and GPUs, and it computes only the rows that have a
 gradient. `preset` names a published algorithm; every axis can be set on its own. A small model is hardly ever paid at
 first, so there is a second reward, a fifth of the first one, for an answer that stands anywhere in the response.""",
+    """\
+def accuracy(trainer):
+""": """\
+model = optimizer = None  # the trainers load their own
+
+
+def accuracy(trainer):
+""",
     """\
 def train(name, **algorithm):
 """: """\

@@ -48,7 +48,7 @@ def main() -> None:
     """Execute, and write the notebook."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parameters", nargs="*", metavar="NAME=VALUE")
-    parser.add_argument("--form", action="store_true", help="the form for Colab and Kaggle, which --output is needed for")
+    parser.add_argument("--form", action="store_true", help="the one for Colab and Kaggle; --output is needed")
     parser.add_argument("--output", type=Path, default=NOTEBOOK)
     args = parser.parse_args()
     if args.form and args.output == NOTEBOOK:

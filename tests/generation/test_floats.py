@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from scripts.benchmarks.step import replaying
 from tests.support.devices import WithoutFloat64, on_a_device
-from tests.support.tiny import fraction_of_ones, make_trainer, tiny_model, tiny_sft
+from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny, tiny_model, tiny_sft
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.generation.decoding import own_loop_unsupported
 from trl_ext.generation.floats import widest_float
@@ -111,6 +111,7 @@ def test_a_step_is_made_on_a_device_apart(
 ) -> None:
     """The real trainer, without values: rollout, advantages, plan of the step, loss, gradient, optimizer, metrics."""
     given = {"max_steps": settings.get("num_iterations", 1), "use_vllm": True, "vllm_mode": "colocate", **settings}
+    given["model"] = str(save_tiny(tmp_path / "model"))  # by its name, by which TRL makes a reference
     with replaying(Replay()):
         trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path, fraction_of_ones, **given)
         moved(trainer, monkeypatch)

@@ -66,7 +66,7 @@ def test_a_t4_is_given_nothing_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> N
     _, model, config = accepted(PROFILES["t4"][0])
     assert (model.dtype, config.fp16, config.bf16, config.vllm_dtype) == ("float16", True, False, "float16")
     for name in PROFILES.keys() - {"t4"}:
-        with pytest.raises(ValueError, match="Tesla T4 has no bfloat16, .*set fp16: true"):
+        with pytest.raises(ValueError, match=r"Tesla T4 has no bfloat16, .*set fp16: true"):
             accepted(PROFILES[name][0])
 
 
@@ -75,7 +75,8 @@ def test_a_t4_is_given_nothing_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", PROFILES)
 def test_it_fits_with_a_tenth_of_the_card_to_spare(name: str) -> None:
     path, gpu, needed, _ = PROFILES[name]
-    run, capacity = planned_run(path, [], Launch.of_accelerate(ROOT / "accelerate_configs/one_gpu.yaml")), GPUS[gpu].memory
+    launch, capacity = Launch.of_accelerate(ROOT / "accelerate_configs/one_gpu.yaml"), GPUS[gpu].memory
+    run = planned_run(path, [], launch)
     memory = estimate_memory(run, capacity)
     peak = memory.total(memory.peak)
     assert peak <= 0.9 * capacity

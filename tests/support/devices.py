@@ -88,7 +88,9 @@ def on_a_device() -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         asked = torch.is_autocast_enabled  # which does not know "meta"
-        stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda *kind: kind != ("meta",) and asked(*kind)))
+        stack.enter_context(
+            patch.object(torch, "is_autocast_enabled", lambda *kind: kind != ("meta",) and asked(*kind))
+        )
         for mode in (Kernels(), Answered(lambda mask: mask.numel()), WithoutFloat64("meta")):
             stack.enter_context(mode)
         yield "meta"

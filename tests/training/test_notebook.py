@@ -99,7 +99,7 @@ def test_a_form_of_another_notebook_is_refused(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.timeout(900)
 @needs_smollm2
 def test_the_form_for_colab_runs_with_a_real_model(tmp_path: Path) -> None:
-    small = {"MODEL": '"smollm2"', "STEPS": "2", "ROLLOUTS": "16", "PROBLEMS": "4", "MAX_TOKENS": "24"}
+    small = {"MODEL": '"smollm2"', "STEPS": "2", "ROLLOUTS": "8", "PROBLEMS": "2", "MAX_TOKENS": "16", "BY_HAND": "1"}
     notebook = run_notebook.executed(small, tmp_path, timeout=540, notebook=notebook_form.form())
     said = ["".join(output.get("text", "") for output in cell["outputs"]) for cell in cells(notebook)]
     assert [text for text in said if "on cpu, in the trainer next to torch.float32" in text]

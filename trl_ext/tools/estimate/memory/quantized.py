@@ -56,7 +56,7 @@ class QuantizedLinear(nn.Linear):
 
     keeps_input = False
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as in torch
         """`(..., in)` to `(..., out)`, computed in the dtype of the input, which autocast does not change."""
         with torch.autocast(input.device.type, enabled=False):
             found: Tensor = _Product.apply(input, self.weight, self.out_features, self.keeps_input)

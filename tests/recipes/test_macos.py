@@ -24,7 +24,15 @@ def test_the_recipe_trains_without_what_macos_lacks(tmp_path: Path) -> None:
     given = [word for name, value in SHORT.items() for word in (f"--{name}", str(value))]
     missing = os.pathsep.join([str(ROOT / "tests/support/as_on_macos"), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.on_macos", "recipes/grpo_math.py", *given, "--output_dir", tmp_path / "run"],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.on_macos",
+            "recipes/grpo_math.py",
+            *given,
+            "--output_dir",
+            tmp_path / "run",
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": missing, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

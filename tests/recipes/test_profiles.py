@@ -21,11 +21,11 @@ from trl_ext.tools.estimate.recipe import planned_run
 from trl_ext.training import settings
 
 ROOT = Path(__file__).parents[2]
-FORESEEN = re.compile(r"Foreseen by `trl-ext estimate --gpu (\S+)`: ([\d.]+) GiB of ([\d.]+) at the peak")
+ESTIMATED = re.compile(r"Estimated by `trl-ext estimate --gpu (\S+)`: ([\d.]+) GiB of ([\d.]+) at the peak")
 PROFILES = {
     path.stem.removeprefix("grpo_gsm8k_"): (path, *found.groups())
     for path in sorted((ROOT / "recipes").glob("*.yaml"))
-    if (found := FORESEEN.search(path.read_text(encoding="utf-8")))
+    if (found := ESTIMATED.search(path.read_text(encoding="utf-8")))
 }
 
 

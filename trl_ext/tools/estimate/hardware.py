@@ -13,8 +13,8 @@ sheet's, as in PyTorch's messages of an allocation that failed ("has a total cap
 | a100-40gb | the same sheet, SXM: 1,555 GB/s |
 | l40s | NVIDIA L40S data sheet: 362.05, 183, 91.6 TFLOPS; 864 GB/s; PCIe Gen4 64 GB/s |
 | l4 | NVIDIA L4 data sheet: 121, 60, 30.3 TFLOPS; 300 GB/s; PCIe Gen4 64 GB/s |
-| t4 | NVIDIA T4 data sheet: 65 (float16, it has no bfloat16), 8.1 (it has no tf32), 8.1 TFLOPS; 320 GB/s; PCIe 32 GB/s |
-| rtx-4060 | GeForce RTX 4060 specifications: 30.2 (twice fp32, as the 4090), 15.1, 15.1 TFLOPS; 272 GB/s; PCIe x8 32 GB/s |
+| t4 | NVIDIA T4 data sheet: 65 (float16, it has no bfloat16), 8.1 (it has no tf32), 8.1 TFLOPS; 320 GB/s; 32 GB/s |
+| rtx-4060 | GeForce RTX 4060 specifications: 30.2 (twice fp32, as the 4090), 15.1, 15.1 TFLOPS; 272 GB/s; 32 GB/s |
 | rtx-4080 | NVIDIA Ada architecture whitepaper, appendix A: 97.5, 48.7, 48.7 TFLOPS; 716.8 GB/s; PCIe Gen4 64 GB/s |
 | rtx-4090 | NVIDIA Ada architecture whitepaper, appendix A: 165.2, 82.6, 82.6 TFLOPS; 1,008 GB/s; PCIe Gen4 64 GB/s |
 """

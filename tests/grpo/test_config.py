@@ -72,6 +72,14 @@ def test_on_a_cpu_bf16_is_off_unless_asked_for(gpu: bool, monkeypatch: pytest.Mo
     assert (on.precision_reason, off.precision_reason) == (None, None)
 
 
+def test_on_apples_gpu_it_is_float32_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("mps"))
+    unset = ExtGRPOConfig(output_dir="unused", report_to="none", use_vllm=False)
+    assert not unset.bf16
+    assert unset.precision_reason == "float32 on mps, where no other precision was tried and bf16 is not set"
+
+
 # The handout's vocabulary.
 
 HANDOUT = {

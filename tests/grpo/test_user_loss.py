@@ -200,6 +200,9 @@ AT_DISTANCES = {  # what is added to a loss that declares zero_advantage_is_noop
     "(x.logp == x.old_logp) * x.logp": "its loss, its gradient",
     "((x.logp - x.old_logp).exp() < 0.8).float()": "its loss",
     "(x.advantage != 0) * x.logp": "",
+    # No probability is above 1, where these would be NaN.
+    "(1 - x.old_logp.exp()).sqrt() * x.advantage": "",
+    "(1 - x.logp.exp()).sqrt() * x.advantage": "",
 }
 
 
@@ -213,6 +216,7 @@ def test_a_declared_loss_is_0_on_both_sides_and_far_away(added: str, tmp_path: P
     except ValueError as error:
         refused = str(error)
     assert AT_DISTANCES[added] in refused
+    assert bool(refused) == bool(AT_DISTANCES[added])
     assert bool(refused) == bool(AT_DISTANCES[added])
 
 

@@ -34,6 +34,9 @@ CONTEXTS = {
     "Qwen/Qwen2.5-Math-1.5B": 4096,
     "Qwen/Qwen3-0.6B": 40960,
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": 32768,
+    "Qwen/Qwen2.5-0.5B-Instruct": 32768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 32768,
+    "Qwen/Qwen2.5-7B-Instruct": 32768,
 }
 # Tokens of the longest prompts in r1_zero, counted with Qwen's own merges.
 LONGEST = {"DigitalLearningGmbH/MATH-lighteval": 1747, "gsm8k": 304}

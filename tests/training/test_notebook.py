@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerState
 
 from tests.support.tiny import ends_early, make_trainer
+from tests.support.versions import needs_smollm2
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.errors import InputError
 from trl_ext.plots import figure
@@ -23,7 +24,7 @@ from trl_ext.rewards import REWARDS
 pytest.importorskip("IPython")
 pytest.importorskip("nbclient")
 
-from scripts import run_notebook
+from scripts import notebook_form, run_notebook
 
 SMALL = {"STEPS": "2", "ROLLOUTS": "16", "PROBLEMS": "8", "MAX_TOKENS": "12", "PRETRAINING": "20"}
 
@@ -78,6 +79,34 @@ def test_every_cell_runs_in_a_kernel_of_its_own(tmp_path: Path, monkeypatch: pyt
     place, message = error["traceback"]
     assert place.startswith('cell, line 1: ExtGRPOConfig(output_dir="runs/notebook/typo"')
     assert message.startswith("UnknownName: unknown policy loss 'focall'. Did you mean 'focal'?")
+
+
+def test_the_form_for_colab_is_made_of_the_notebook() -> None:
+    assert notebook_form.FORM.read_text(encoding="utf-8") == notebook_form.written(), "python -m scripts.notebook_form"
+    assert not [cell for cell in cells(notebook_form.form()) if cell["outputs"]]
+
+
+def test_a_form_of_another_notebook_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "grpo.ipynb"
+    other.write_text(run_notebook.NOTEBOOK.read_text(encoding="utf-8").replace("ROLLOUTS = 128", "ROLLOUTS = 127"))
+    monkeypatch.setattr(notebook_form, "SOURCE", other)
+    with pytest.raises(ValueError, match=r"grpo\.ipynb has this passage in 0 cells, not once in one:\nROLLOUTS = 128"):
+        notebook_form.form()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@needs_smollm2
+def test_the_form_for_colab_runs_with_a_real_model(tmp_path: Path) -> None:
+    small = {"MODEL": '"smollm2"', "STEPS": "2", "ROLLOUTS": "8", "PROBLEMS": "2", "MAX_TOKENS": "16", "BY_HAND": "1"}
+    notebook = run_notebook.executed(small, tmp_path, timeout=540, notebook=notebook_form.form())
+    said = ["".join(output.get("text", "") for output in cell["outputs"]) for cell in cells(notebook)]
+    assert [text for text in said if "on cpu, in the trainer next to torch.float32" in text]
+    trained = [text for text in said if "held-out problems" in text]
+    assert [text.split(":")[0].split()[-1] for text in trained] == ["grpo_clip", "focal"]
+    (error,) = [output for cell in cells(notebook) for output in cell["outputs"] if "ename" in output]
+    assert error["ename"] == "UnknownName"
 
 
 # What a notebook shows.

@@ -91,7 +91,8 @@ def _not_0_at_zero_advantage(loss: Callable[[LossInputs], TokenLoss], x: LossInp
     """What of a loss is not 0 on rows whose advantage is, on either side of the policy that sampled and far from it."""
     found = dict[str, None]()  # in order
     for distance in (0.5, -0.5, 0.0, 20.0, -20.0):
-        away = dataclasses.replace(x, old_logp=x.old_logp - distance, advantage=torch.zeros_like(x.advantage))
+        logp, old = x.logp + min(distance, 0.0), x.old_logp - max(distance, 0.0)  # no probability is above 1
+        away = dataclasses.replace(x, logp=logp, old_logp=old, advantage=torch.zeros_like(x.advantage))
         found |= dict.fromkeys(_not_0(loss, away))
     return list(found)
 

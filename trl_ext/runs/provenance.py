@@ -24,6 +24,8 @@ def provenance() -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if not gpus and torch.accelerator.is_available():
+        gpus = [str(torch.accelerator.current_accelerator())]  # such as mps, Apple's
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     hardware = {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus, "processes": ranks}
     return {"command": _command(), "commit": _commit(), "versions": _versions(), "hardware": hardware}

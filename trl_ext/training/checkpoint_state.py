@@ -146,7 +146,7 @@ class RngStates:
     of_numpy: Any = field(default_factory=np.random.get_state)
     of_torch: torch.Tensor = field(default_factory=torch.get_rng_state)
     of_gpu: torch.Tensor | None = field(
-        default_factory=lambda: torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        default_factory=lambda: torch.get_device_module().get_rng_state() if torch.accelerator.is_available() else None
     )
 
     def restore(self) -> None:
@@ -155,7 +155,7 @@ class RngStates:
         np.random.set_state(self.of_numpy)
         torch.set_rng_state(self.of_torch)
         if self.of_gpu is not None:
-            torch.cuda.set_rng_state(self.of_gpu)
+            torch.get_device_module().set_rng_state(self.of_gpu)
 
 
 def to_plain(value: object) -> Any:

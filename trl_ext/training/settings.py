@@ -230,7 +230,7 @@ class RunSettings(RecordsGiven):
             if self.bf16 is None and not config.fp16:
                 config.fp16, self.precision_reason = True, f"float16 with a scaled loss, since {card} has no bfloat16"
         elif self.bf16 is None and not config.fp16 and (config.use_cpu or not torch.cuda.is_available()):
-            self.bf16, self.precision_reason = choose_precision_on_cpu()
+            self.bf16, self.precision_reason = self._precision_without_cuda()
         if (self.bf16 or config.bf16_full_eval) and not (config.use_cpu or torch.accelerator.is_available()):
             config.use_cpu = True  # which transformers asks for
             self.precision_reason = self.precision_reason or "bfloat16 by autocast on this CPU, as bf16 asks for"
@@ -238,6 +238,13 @@ class RunSettings(RecordsGiven):
             self.precision_reason = "float32, since fp16 has no effect on a CPU (bf16: true is bfloat16 there)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
         self._refuse_what_generation_ignores()
+
+    def _precision_without_cuda(self) -> tuple[bool, str]:
+        config: Any = self
+        if not config.use_cpu and torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator()
+            return False, f"float32 on {kind}, where no other precision was tried and bf16 is not set"
+        return choose_precision_on_cpu()
 
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self

@@ -13,6 +13,9 @@ from trl_ext.tools.estimate.networks import network_of, prompt_lengths, publishe
 
 # As the weights on the Hub have them; those of Qwen3-0.6B without the second copy of the tied embedding.
 PARAMETERS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen2.5-Math-1.5B": 1_543_714_304,
     "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
     "Qwen/Qwen3-0.6B": 596_049_920,

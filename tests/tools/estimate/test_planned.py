@@ -114,15 +114,19 @@ def test_the_other_recipes_have_rows_of_the_longest_length(name: str, recipe: st
     assert (run.recipe, run.longest_row, run.step, run.config.per_device_train_batch_size) == (recipe, 2048, 64, 4)
 
 
-@pytest.mark.parametrize("setting", ["load_in_4bit=true", "load_in_8bit=true"])
-def test_quantized_weights_are_not_counted_in_full(setting: str) -> None:
-    with pytest.raises(NoEstimateError, match="quantized weights"):
-        read(setting, "use_peft=true")
+def test_quantized_weights_are_modeled_as_far_as_known() -> None:
+    alone = {"launch": Launch()}
+    assert [read(f"load_in_{bits}bit=true", "use_peft=true", **alone).quantized_bits for bits in (4, 8)] == [4, 8]
+    assert read(**alone).quantized_bits == 0
+    with pytest.raises(NoEstimateError, match="quantized weights with DeepSpeed"):
+        read("load_in_4bit=true", "use_peft=true")
+    with pytest.raises(NoEstimateError, match="quantized weights with DoRA"):
+        read("load_in_4bit=true", "use_peft=true", "use_dora=true", **alone)
 
 
 def test_a_quantized_checkpoint_is_not_counted_in_full() -> None:
     network = Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(NoEstimateError, match="quantized weights"):
+    with pytest.raises(NoEstimateError, match="quantized weights of a checkpoint"):
         PlannedRun(None, ModelConfig(), None, network, Launch(), Lengths(1, 1, 1, 1))
 
 

@@ -13,6 +13,9 @@ sheet's, as in PyTorch's messages of an allocation that failed ("has a total cap
 | a100-40gb | the same sheet, SXM: 1,555 GB/s |
 | l40s | NVIDIA L40S data sheet: 362.05, 183, 91.6 TFLOPS; 864 GB/s; PCIe Gen4 64 GB/s |
 | l4 | NVIDIA L4 data sheet: 121, 60, 30.3 TFLOPS; 300 GB/s; PCIe Gen4 64 GB/s |
+| t4 | NVIDIA T4 data sheet: 65 (float16, it has no bfloat16), 8.1 (it has no tf32), 8.1 TFLOPS; 320 GB/s; 32 GB/s |
+| rtx-4060 | GeForce RTX 4060 specifications: 30.2 (twice fp32, as the 4090), 15.1, 15.1 TFLOPS; 272 GB/s; 32 GB/s |
+| rtx-4080 | NVIDIA Ada architecture whitepaper, appendix A: 97.5, 48.7, 48.7 TFLOPS; 716.8 GB/s; PCIe Gen4 64 GB/s |
 | rtx-4090 | NVIDIA Ada architecture whitepaper, appendix A: 165.2, 82.6, 82.6 TFLOPS; 1,008 GB/s; PCIe Gen4 64 GB/s |
 """
 
@@ -56,6 +59,9 @@ GPUS: dict[str, Gpu] = {
         _gpu("a100-40gb", 39.39, (312.0, 156.0, 19.5), 1.555, 600),
         _gpu("l40s", 44.39, (362.05, 183.0, 91.6), 0.864, 64),
         _gpu("l4", 22.03, (121.0, 60.0, 30.3), 0.3, 64),
+        _gpu("t4", 14.56, (65.0, 8.1, 8.1), 0.32, 32),
+        _gpu("rtx-4060", 7.63, (30.2, 15.1, 15.1), 0.272, 32),
+        _gpu("rtx-4080", 15.46, (97.5, 48.7, 48.7), 0.7168, 64),  # the least of a GeForce of 16 GB in such messages
         _gpu("rtx-4090", 23.64, (165.2, 82.6, 82.6), 1.008, 64),
     )
 }

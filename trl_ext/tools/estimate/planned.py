@@ -104,7 +104,7 @@ class PlannedRun:
         trained_fraction: of a rollout's rows, those that a step trains on.
 
     Raises:
-        NoEstimateError: the weights are quantized, which a step on fake tensors would count in full.
+        NoEstimateError: the weights are quantized in a way that a step on fake tensors does not have.
     """
 
     task: Any
@@ -116,9 +116,11 @@ class PlannedRun:
     trained_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        quantized = self.model.load_in_4bit or self.model.load_in_8bit
-        if quantized or getattr(self.network, "quantization_config", None):
-            raise NoEstimateError("quantized weights are not modeled")
+        if getattr(self.network, "quantization_config", None):
+            raise NoEstimateError("the quantized weights of a checkpoint are not modeled")
+        if self.quantized_bits and (self.launch.zero_stage or self.model.use_dora):
+            other = "DeepSpeed" if self.launch.zero_stage else "DoRA"
+            raise NoEstimateError(f"quantized weights with {other} are not modeled")
 
     def with_settings(self, **changes: Any) -> PlannedRun:
         """With other values of some settings; what others were resolved to by their earlier values stays."""
@@ -149,6 +151,11 @@ class PlannedRun:
         from trl_ext.recipes.model_settings import adapter_of
 
         return adapter_of(self.model) or saved_config(self.model.model_name_or_path)
+
+    @property
+    def quantized_bits(self) -> int:
+        """Of a weight of a linear layer, as bitsandbytes loads it; 0 where it is not quantized."""
+        return 4 if self.model.load_in_4bit else 8 if self.model.load_in_8bit else 0
 
     @property
     def weights_dtype(self) -> torch.dtype:

@@ -33,6 +33,7 @@ from trl_ext.step import MicroBatch, TRLBatch, attention_as_on_gpu
 from trl_ext.tools.estimate.memory.ledger import ALLOCATION, Answered, Ledger
 from trl_ext.tools.estimate.memory.optimizers import make_optimizer, paged_bytes
 from trl_ext.tools.estimate.memory.parts import Measured, Memory, memory_of
+from trl_ext.tools.estimate.memory.quantized import elements
 from trl_ext.tools.estimate.planned import PlannedRun
 
 MOMENTS = ("forward", "backward", "optimizer step")
@@ -99,15 +100,15 @@ def _step(
     with ledger.during("optimizer step", "optimizer"):
         trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm or 1.0)
         optimizer.step()
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    own = [sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules()]
+    own = [elements(module) for module in model.modules()]
+    sizes = {parameter: size for one in own for parameter, size in one.items()}
     return Measured(
         peaks={moment: ledger.peaks[moment] for moment in MOMENTS},
         resident=resident,
         parameters=sum(sizes.values()),
         trainable=sum(parameter.numel() for parameter in trained),
         largest_parameter=max(sizes.values()),
-        largest_layer=max(own),
+        largest_layer=max(sum(one.values()) for one in own),
         paged=paged_bytes(trainer.args, optimizer),
     )
 

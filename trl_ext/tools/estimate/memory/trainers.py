@@ -25,6 +25,7 @@ from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 from trl_ext.step import MicroBatch, OnPrompts, TRLBatch
 from trl_ext.tools.estimate.costs.micro_batches import shares_prompts
+from trl_ext.tools.estimate.memory.quantized import quantize
 from trl_ext.tools.estimate.planned import PlannedRun
 
 OPTIONS = {"use_cpu": True, "use_vllm": "false", "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
@@ -67,7 +68,9 @@ def fake_model(run: PlannedRun) -> PreTrainedModel:
     # FlashAttention-2 needs its kernels; torch's own keep the same tensors for the backward pass.
     network._attn_implementation = "eager" if run.attention == "eager" else "sdpa"
     dtype = run.weights_dtype if casts(run) or run.autocast_dtype is None else run.autocast_dtype
-    return AutoModelForCausalLM.from_config(network, dtype=dtype)
+    dtype = torch.bfloat16 if dtype == torch.float16 else dtype  # as in `_settings`
+    model = AutoModelForCausalLM.from_config(network, dtype=dtype)
+    return quantize(model, run.quantized_bits, run.model.use_bnb_nested_quant) if run.quantized_bits else model
 
 
 def casts(run: PlannedRun) -> bool:
@@ -91,7 +94,7 @@ def _settings(run: PlannedRun, kind: type[Any], folder: str, **own: Any) -> Any:
     rows = run.config.per_device_train_batch_size
     own |= OPTIONS | {
         "output_dir": folder,
-        "bf16": casts(run) and run.autocast_dtype == torch.bfloat16,
+        "bf16": casts(run),  # in place of float16 too, which has as many bytes
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": rows_of_step(run) // rows,
     }

@@ -320,9 +320,7 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         is_served = str(self.use_vllm).lower() == "true" and self.vllm_mode == "server"
         refused = {
             "an engine on GPUs of its own: a colocated one, as HF generate, decodes or lets the policy train (set "
-            "use_vllm: true and vllm_mode: server)": not (
-                self.use_vllm in (True, "true") and self.vllm_mode == "server"
-            ),
+            "use_vllm: true and vllm_mode: server)": not is_served,
             "rollouts of whole optimizer steps (steps_per_generation a multiple of gradient_accumulation_steps)": (
                 self.steps_per_generation * self.num_iterations % self.gradient_accumulation_steps != 0
             ),

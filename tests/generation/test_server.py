@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +195,15 @@ class Sees(TrainerCallback):
         self.rollouts[state.global_step] = [row["response"] for row in self.trainer.last_rollout]
 
 
-def run(path: Path, server: VllmServer, resume: Path | None = None, **settings: Any) -> Sees:
+def run(
+    path: Path, server: VllmServer, resume: Path | None = None, more_callbacks: Sequence[Any] = (), **settings: Any
+) -> Sees:
     sees = Sees()
-    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "callbacks": [sees], "learning_rate": 0.1}
+    callbacks = [sees, *more_callbacks]
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 3, "callbacks": callbacks, "learning_rate": 0.1}
     sees.trainer = trainer_of(path, server, **{**saving, **settings})
+    for callback in more_callbacks:
+        callback.trainer = sees.trainer
     sees.trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     return sees
 
@@ -215,6 +222,86 @@ def test_resumed_run_is_the_uninterrupted_run(whole: Sees, servers: dict[str, Vl
     resumed = run(tmp_path, servers["tied"], resume=checkpoint)
     assert resumed.rollouts == {step: whole.rollouts[step] for step in (2, 3)}
     assert weight_difference(resumed.trainer.model, trainer.model) < 1e-4  # batches of the server differ
+
+
+def at_random_times(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Have every answer come after up to a fifth of a second."""
+    complete, draw = client.Server.complete, random.Random(seed)
+
+    def delayed(*args: Any) -> Any:
+        time.sleep(0.2 * draw.random())
+        return complete(*args)
+
+    monkeypatch.setattr(client.Server, "complete", delayed)
+
+
+def test_rollouts_ahead_at_a_learning_rate_of_0_are_those_of_now(
+    whole: Sees, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    still, ahead = (run(tmp_path / str(n), servers["tied"], rollout_ahead=n, learning_rate=0.0) for n in (0, 1))
+    assert ahead.rollouts == still.rollouts
+    assert ahead.rollouts != whole.rollouts
+    assert staleness(ahead) == [0, 1, 1]
+    assert staleness(still) == []
+
+
+def staleness(seen: Sees) -> list[float]:
+    return [entry[name] for entry in seen.trainer.state.log_history if (name := "sampling/staleness") in entry]
+
+
+def test_rollouts_ahead_are_the_same_whenever_answers_come_and_resumed(
+    whole: Sees, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"rollout_ahead": 1, "max_steps": 4}
+    first = run(tmp_path / "first", servers["tied"], **settings)
+    assert first.rollouts[1] == whole.rollouts[1]
+    assert first.rollouts[3] != whole.rollouts[3], "of the weights before"
+    assert staleness(first) == [0, 1, 1, 1]
+    at_random_times(monkeypatch, seed=0)
+    validates = Validates()
+    second = run(tmp_path / "second", servers["tied"], more_callbacks=[validates], **settings)
+    assert second.rollouts == first.rollouts
+    assert weight_difference(second.trainer.model, first.trainer.model) < 1e-4  # batches of the server differ
+    assert validates.found[0] != validates.found[1], "of each step's weights"
+    for step in (1, 2, 3):
+        checkpoint = Path(first.trainer.args.output_dir) / f"checkpoint-{step}"
+        resumed = run(tmp_path / f"resumed{step}", servers["tied"], resume=checkpoint, **settings)
+        assert resumed.rollouts == {later: first.rollouts[later] for later in range(step + 1, 5)}
+        assert weight_difference(resumed.trainer.model, first.trainer.model) < 1e-4
+
+
+class Validates(TrainerCallback):
+    """Samples after every step, while the next rollout is on its way, and expects what a synced engine gives."""
+
+    def __init__(self) -> None:
+        self.found: list[list[str]] = []
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        before = self.trainer.vllm_generation.ahead
+        self.found.append([c.text for c in self.trainer.sample(["1 + 1 ="] * 8, batch_size=8, seed=3)])
+        assert disagreement(self.trainer) < AGREE
+        assert self.trainer.vllm_generation.ahead is before
+
+
+def test_a_server_lost_in_a_rollout_ahead_ends_the_run_with_its_last_step(
+    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, calls = client.Servers.generate, []
+
+    def third_time_lost(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ServerError("lost")
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(client.Servers, "generate", third_time_lost)
+    with pytest.raises(ServerError, match="lost"):
+        run(tmp_path, servers["tied"], save_steps=100, rollout_ahead=1, max_steps=4)
+    (saved,) = checkpoints(tmp_path / "run")
+    assert saved.name == "checkpoint-2"
+    resumed = run(tmp_path, servers["tied"], resume=saved, save_steps=100, rollout_ahead=1, max_steps=4)
+    assert staleness(resumed)[-2:] == [0, 1], "what was on its way is sampled anew"
 
 
 @pytest.mark.parametrize("lost", ["push", "generate"])

@@ -51,6 +51,10 @@ class RequestSeeds:
         last, calls = self._calls.get(place[0], (place, 0))
         calls = calls if last == place else 0
         self._calls[place[0]] = place, calls + 1
+        return self.at(place, requests, given, calls)
+
+    def at(self, place: Place, requests: int, given: int | None = None, calls: int = 0) -> list[int]:
+        """The seeds of the requests of a call at a place, by default of the first one there."""
         seed = self.seed if given is None else given
         return [request_seed(seed, *place, calls, self.engine, i) for i in range(requests)]
 

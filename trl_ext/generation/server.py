@@ -242,11 +242,14 @@ class Servers:
         for server in self.each:
             server.client.model = name
 
-    def generate(self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any]) -> list[Any]:
+    def generate(
+        self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any], counted: bool = True
+    ) -> list[Any]:
         """A completion per prompt, each with a seed of its own, which is why each is a request of its own.
 
         Args:
             settings: arguments of `VLLMClient.generate`.
+            counted: the progress that is shown is this call's.
 
         Returns:
             By prompt: token ids; logprobs (token, 1 or more) of the sampled token and of further ones if asked for, or
@@ -259,7 +262,8 @@ class Servers:
         with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
             answers = []
             for answer in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
-                advance(len(answer["completion_ids"][0]), finished=1)
+                if counted:
+                    advance(len(answer["completion_ids"][0]), finished=1)
                 answers.append(answer)
         keys = ("completion_ids", "logprobs", "logprob_token_ids")
         return [None if answers[0][key] is None else [row[key][0] for row in answers] for key in keys]

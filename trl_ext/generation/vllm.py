@@ -33,6 +33,7 @@ from trl_ext.generation.adapter_sync import (
     reason_to_merge,
     room,
 )
+from trl_ext.generation.in_flight import InFlight, in_background
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
@@ -237,6 +238,8 @@ class ColocatedEngine(VLLMGeneration):
 class ServerEngine(ColocatedEngine):
     """vLLM servers: every rank sends them its own prompts, and the first rank the weights; by NCCL, as TRL does."""
 
+    ahead: InFlight | None = None  # the next rollout, while steps on this one are made
+
     def _init_vllm(self) -> None:
         given: dict[str, Any] = self.generation_kwargs  # type: ignore[has-type]
         self.generation_kwargs = {**OF_SERVERS, **given}  # TRL leaves these to the server
@@ -251,6 +254,7 @@ class ServerEngine(ColocatedEngine):
         self.accelerator.wait_for_everyone()
 
     def _push_weights(self) -> None:
+        self.wait_for_ahead()
         if self.servers.backend != BACKEND:
             VLLMGeneration.sync_weights(self)
             return
@@ -296,12 +300,41 @@ class ServerEngine(ColocatedEngine):
         if hasattr(self.processing_class, "image_processor"):  # images go through TRL's client, on the first rank
             return tuple(VLLMGeneration.generate(self, prompts, images, num_generations, profiler))
         seeds = self.seeds.take(len(prompts), self.generation_kwargs.get("seed"))
+        with server_errors_on_all_ranks(), profiler or contextlib.nullcontext():
+            generated = self.servers.generate(prompts, seeds, self._settings())
+        return prompts, *generated
+
+    def ask_ahead(self, prompts: list[list[int]], version: int, place: Place) -> None:
+        """Have a rollout's completions sampled from now on, with the weights that the servers have.
+
+        They are those that `generate` would give with these weights.
+
+        Args:
+            version: optimizer steps that these weights have had.
+            place: in the run, of the rollout.
+        """
+        seeds = self.seeds.at(place, len(prompts), self.generation_kwargs.get("seed"))
+        ask = functools.partial(self.servers.generate, prompts, seeds, self._settings(), counted=False)
+        self.ahead = InFlight(prompts, version, in_background(ask))
+
+    def answers_ahead(self, prompts: list[list[int]]) -> tuple[Any, ...]:
+        """What `generate` returns, of the rollout that was asked for ahead, and its weights' version; collective."""
+        ahead, self.ahead = self.ahead, None
+        assert ahead is not None
+        with server_errors_on_all_ranks():
+            answers = ahead.of(prompts)
+        return prompts, *answers, ahead.version
+
+    def wait_for_ahead(self) -> None:
+        """Until all ranks' rollouts asked for ahead are there, since a push would get into them; collective."""
+        if self.ahead is not None:
+            with server_errors_on_all_ranks():
+                self.ahead.answers.result()
+
+    def _settings(self) -> dict[str, Any]:
         same = "repetition_penalty temperature top_p top_k logprobs structured_outputs_regex generation_kwargs"
         settings = {name: getattr(self, name) for name in same.split()}  # arguments of `VLLMClient.generate`
-        settings |= {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
-        with server_errors_on_all_ranks(), profiler or contextlib.nullcontext():
-            generated = self.servers.generate(prompts, seeds, settings)
-        return prompts, *generated
+        return settings | {"min_p": self.min_p or 0.0, "max_tokens": self.max_completion_length}
 
 
 def _buckets(parameters: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:

@@ -206,6 +206,17 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         Group.ALGORITHM,
     )
 
+    rollout_ahead: int = setting(
+        0,
+        (
+            "1: vLLM servers sample the next rollout while steps on this one are made, with weights that are one "
+            "rollout old; the sampler's correction weighs it. 0: they wait for the steps."
+        ),
+        Group.SAMPLING,
+        within="[0, 1]",
+        rare=True,
+    )
+
     # The handout's names, each resolved into the TRL field named in its help.
     rollout_batch_size: int | None = setting(
         None,
@@ -290,6 +301,7 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         self._resolve_axes()
         super().__post_init__()
         check_tools(self)
+        self._check_rollout_ahead()
         spans = self.steps_per_generation % self.gradient_accumulation_steps
         if spans and self.uses_axes and "step" in self.inputs_of_loss:
             raise ValueError(
@@ -301,6 +313,23 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
             self.overlong_tokens  # noqa: B018, refuses a number that does not fit
         # Trainer reads this name as rows per forward pass; the handout's meaning has been resolved by now.
         self.train_batch_size = self.per_device_train_batch_size * max(1, self.n_gpu)
+
+    def _check_rollout_ahead(self) -> None:
+        if not self.rollout_ahead:
+            return
+        is_served = str(self.use_vllm).lower() == "true" and self.vllm_mode == "server"
+        refused = {
+            "an engine on GPUs of its own: a colocated one, as HF generate, decodes or lets the policy train (set "
+            "use_vllm: true and vllm_mode: server)": not is_served,
+            "rollouts of whole optimizer steps (steps_per_generation a multiple of gradient_accumulation_steps)": (
+                self.steps_per_generation * self.num_iterations % self.gradient_accumulation_steps != 0
+            ),
+            "problems that do not depend on the rollout before (leave out dynamic_sampling_tries and "
+            "uninformative_keep_prob)": self.dynamic_sampling_tries > 1 or self.uninformative_keep_prob < 1,
+            "responses of one turn (leave out tools)": bool(self.tools),
+        }
+        if needs := [what for what, lacks in refused.items() if lacks]:
+            raise ValueError(f"rollout_ahead=1 needs {needs[0]}, or set rollout_ahead: 0")
 
     @property
     def uses_axes(self) -> bool:

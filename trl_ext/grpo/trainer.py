@@ -7,7 +7,7 @@
             _generate_and_score_completions  ours, TRL's   problems (Curriculum), then ours: masks and advantages
               _generate        ours, TRL's            completions as texts, with special tokens that are text
                 _tokenize_prompts  ours, TRL's        prompts without a second BOS
-                _generate_single_turn  ours, TRL's    HF generate with stop strings
+                _generate_single_turn  ours, TRL's    HF generate with stop strings; ahead (SamplesAhead)
                 _tool_call_loop  ours or TRL's    turns of the policy and of its tools
               _calculate_rewards  ours, TRL's         rewards checked on all ranks: the Rollout, rows for the log
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
@@ -55,6 +55,7 @@ from trl_ext.grpo.rollout import (
     sample_metrics,
     with_special_tokens,
 )
+from trl_ext.grpo.rollout_ahead import SamplesAhead
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
 from trl_ext.rewards.guard import Guard, RewardError
@@ -78,7 +79,7 @@ Inputs = MicroBatch | TRLBatch | list[dict[str, Any]]  # planned, TRL's, or rows
 log = logging.getLogger(__name__)
 
 
-class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
+class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.

@@ -161,6 +161,15 @@ def test_each_adapter_learns_on_quantized_weights_or_is_refused(flag: str, tmp_p
     assert {"DELORA", "HRA"} <= set(refused)
 
 
+def test_quantized_weights_are_refused_with_a_scaled_loss(tmp_path: Path) -> None:
+    training = ExtGRPOConfig(str(tmp_path / "run"), report_to="none", use_cpu=True, bf16=False)
+    training.fp16 = True  # a CPU has none
+    lora = peft.LoraConfig(target_modules=LINEAR)
+    assert str(refusal("load_in_4bit", lora, training)).startswith("load_in_4bit with fp16: TRL has an adapter")
+    training.fp16 = False
+    assert refusal("load_in_4bit", lora, training) is None
+
+
 def test_a_checkpoint_of_quantized_weights_is_refused_with_an_engine(tmp_path: Path) -> None:
     config = tiny_model().config
     check_stored_weights(tiny_model())

@@ -110,6 +110,11 @@ def check_quantization(flag: str | None, adapter: PeftConfig | None, config: Tra
     """
     if flag is None:
         return
+    if config.fp16:
+        raise ValueError(
+            f"{flag} with fp16: TRL has an adapter on quantized weights in bfloat16, whose gradients the scaler of a "
+            "float16 loss does not take; set bf16: true on a card that has it, or load the model unquantized"
+        )
     kind = getattr(adapter, "peft_type", None)
     if kind in _ON_PLAIN_WEIGHTS and not (flag == "load_in_8bit" and kind in _ON_8_BITS):
         raise ValueError(

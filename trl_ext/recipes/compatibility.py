@@ -72,7 +72,7 @@ AXES: dict[str, tuple[Choice, ...]] = {
 }
 _NEITHER: dict[str, Any] = {
     "use_vllm": False, "deepspeed_plugin": None, "fsdp": [], "share_prompt_prefix": False,
-    "gradient_checkpointing": False, "torch_compile": False, "torch_compile_backend": "aot_eager",
+    "gradient_checkpointing": False, "fp16": False, "torch_compile": False, "torch_compile_backend": "aot_eager",
     "torch_compile_mode": None,
 }  # fmt: skip
 

@@ -263,7 +263,7 @@ def test_rollouts_ahead_are_the_same_whenever_answers_come_and_resumed(
     assert second.rollouts == first.rollouts
     assert weight_difference(second.trainer.model, first.trainer.model) < 1e-4  # batches of the server differ
     assert validates.found[0] != validates.found[1], "of each step's weights"
-    for step in (1, 2, 3):
+    for step in (2, 3):
         checkpoint = Path(first.trainer.args.output_dir) / f"checkpoint-{step}"
         resumed = run(tmp_path / f"resumed{step}", servers["tied"], resume=checkpoint, **settings)
         assert resumed.rollouts == {later: first.rollouts[later] for later in range(step + 1, 5)}

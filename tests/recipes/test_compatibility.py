@@ -24,6 +24,15 @@ NAMED = {axis: {choice.name: choice for choice in choices} for axis, choices in 
 ADAPTERS, SAVINGS, QUANTIZED = NAMED["adapter"], NAMED["saving"], NAMED["quantization"]
 WITH_SAVINGS = [(adapter, saving) for adapter in ADAPTERS for saving in SAVINGS]
 PUSHED = ("LoRA", "prefix tuning")
+COMPILED = "`torch_compile`"  # takes half a minute
+
+
+def on_push(name: str, *pushed: str) -> Any:
+    """Marks that leave all but these to the night."""
+    return () if name in pushed else pytest.mark.nightly
+
+
+EACH_ADAPTER = [pytest.param(name, marks=on_push(name, *PUSHED)) for name in ADAPTERS]
 
 
 def trained(folder: Path, *choices: Choice) -> Any:
@@ -83,19 +92,19 @@ def test_each_pair_of_axes_names_a_test_that_there_is() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("adapter", "saving"),
-    [pytest.param(*pair, marks=() if pair[0] in PUSHED else pytest.mark.nightly) for pair in WITH_SAVINGS],
+    [pytest.param(*pair, marks=on_push(pair[0] * (pair[1] != COMPILED), *PUSHED)) for pair in WITH_SAVINGS],
 )
 def test_every_adapter_trains_with_every_saving(adapter: str, saving: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
     counters.clear()
     trains_or_is_refused(tmp_path, ADAPTERS[adapter], SAVINGS[saving])
-    assert (counters["stats"]["unique_graphs"] > 0) == (saving == "`torch_compile`")
+    assert (counters["stats"]["unique_graphs"] > 0) == (saving == COMPILED)
 
 
 @needs_bitsandbytes
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", QUANTIZED)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", EACH_ADAPTER)
 def test_every_adapter_trains_on_quantized_weights(adapter: str, quantization: str, tmp_path: Path) -> None:
     trains_or_is_refused(tmp_path, ADAPTERS[adapter], QUANTIZED[quantization])
 
@@ -103,7 +112,7 @@ def test_every_adapter_trains_on_quantized_weights(adapter: str, quantization: s
 @needs_bitsandbytes
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", QUANTIZED)
-@pytest.mark.parametrize("saving", SAVINGS)
+@pytest.mark.parametrize("saving", [pytest.param(name, marks=on_push(name, "shared prompts")) for name in SAVINGS])
 def test_every_saving_is_of_quantized_weights_too(saving: str, quantization: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
     trains_or_is_refused(tmp_path, ADAPTERS["LoRA"], QUANTIZED[quantization], SAVINGS[saving])

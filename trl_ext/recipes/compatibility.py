@@ -14,6 +14,7 @@ from typing import Any, cast
 from peft import IA3Config, LoraConfig, PeftConfig, PrefixTuningConfig, PromptTuningConfig
 
 from trl_ext.compat.compilation import check_compilation
+from trl_ext.generation.adapter_sync import check_lora_sync
 from trl_ext.generation.adapters import adapter_of_places, check_adapter, check_quantization, refuse_untrainable
 from trl_ext.grpo.savings import UNDER_FSDP
 
@@ -56,6 +57,7 @@ AXES: dict[str, tuple[Choice, ...]] = {
         Choice("HF generate", settings={"use_vllm": False}),
         Choice("vLLM, colocated", settings={"use_vllm": True, "vllm_mode": "colocate"}),
         Choice("vLLM server", settings={"use_vllm": True, "vllm_mode": "server"}),
+        Choice("`vllm_lora_sync: adapter`", settings={"use_vllm": True, "vllm_lora_sync": "adapter"}),
     ),
     "parallelism": (
         Choice("one process"),
@@ -71,7 +73,7 @@ AXES: dict[str, tuple[Choice, ...]] = {
     ),
 }
 _NEITHER: dict[str, Any] = {
-    "use_vllm": False, "deepspeed_plugin": None, "fsdp": [], "share_prompt_prefix": False,
+    "use_vllm": False, "vllm_lora_sync": "merge", "deepspeed_plugin": None, "fsdp": [], "share_prompt_prefix": False,
     "gradient_checkpointing": False, "fp16": False, "torch_compile": False, "torch_compile_backend": "aot_eager",
     "torch_compile_mode": None,
 }  # fmt: skip
@@ -101,6 +103,7 @@ def outcome(*choices: Choice, on_cpu: bool = False) -> Outcome:
         refuse_untrainable(adapter, config.gradient_checkpointing)
         if config.use_vllm and adapter is not None:
             check_adapter(cast("Any", _UNTIED), adapter)
+            check_lora_sync(config.vllm_lora_sync, adapter, sharded=bool(config.fsdp))
     except ValueError as error:
         return Outcome(refused=str(error))
     if not config.share_prompt_prefix:
@@ -118,6 +121,7 @@ TRIED: dict[tuple[str, str], str] = {
     ("adapter", "quantization"): f"{_ITS_OWN}::test_every_adapter_trains_on_quantized_weights`",
     ("adapter", "engine"): (
         "`generation/test_adapters::test_engine_gets_peft_merged_weights_and_policy_is_unchanged`, "
+        "`generation/test_adapter_sync::test_the_colocated_engine_adds_the_adapter`, "
         "`generation/test_vllm::test_lora_is_merged_on_the_fly_and_the_policy_is_unchanged` and "
         "`generation/test_server::test_lora_is_merged_for_the_server_and_policy_is_unchanged`"
     ),

@@ -6,6 +6,7 @@ bitsandbytes' paged optimizers have state that CUDA moves to the host's memory w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -143,6 +144,10 @@ def _asked(config: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
         make, options = Trainer.get_optimizer_cls_and_kwargs(config, model)
     except ImportError as error:
         raise NoEstimateError(f"optim {name_of(config)}: {' '.join(str(error).split())}") from error
+    if find_spec("bitsandbytes") is not None:
+        from bitsandbytes.optim import GlobalOptimManager
+
+        GlobalOptimManager.get_instance().initialize()  # it has places of other optimizers' embeddings, by number
     return make, options | ({"is_paged": False} if "is_paged" in options else {})
 
 

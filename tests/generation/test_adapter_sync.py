@@ -75,7 +75,7 @@ def test_what_cannot_be_sent_is_refused_with_the_reason() -> None:
         (None, {}, "the model has no adapter"),
         (lora(), {"sleeps": True}, "vllm_enable_sleep_mode drops"),
         (lora(), {"rounds": True}, "simulated quantization rounds"),
-        (lora(), {"sharded": True}, "FSDP has it in parts"),
+        (lora(), {"sharded": True}, "FSDP has the policy in parts"),
         (lora(r=1024), {}, "a rank of 512 at most, and this one is 1024"),
         (lora(target_modules=["embed_tokens"]), {}, "on embed_tokens"),
         (lora(target_modules=r".*\.lm_head"), {}, "on lm_head"),

@@ -83,14 +83,14 @@ def reason_to_merge(
         rounds: the engine decodes with rounded weights of the policy.
         sharded: each rank has a part of each of the policy's parameters, under FSDP.
     """
+    if sharded:
+        return "FSDP has the policy in parts"
     if config is None:
         return "the model has no adapter"
     if sleeps:
         return "vllm_enable_sleep_mode drops the weights that it would be added to"
     if rounds:
         return "simulated quantization rounds the weights that it is merged into"
-    if sharded:
-        return "FSDP has it in parts"
     if not isinstance(config, LoraConfig) or config.peft_type != PeftType.LORA:
         return f"vLLM adds no adapter of peft_type {config.peft_type.value}"
     for field in dataclasses.fields(config):

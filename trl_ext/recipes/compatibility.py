@@ -103,6 +103,7 @@ def outcome(*choices: Choice, on_cpu: bool = False) -> Outcome:
         refuse_untrainable(adapter, config.gradient_checkpointing)
         if config.use_vllm and adapter is not None:
             check_adapter(cast("Any", _UNTIED), adapter)
+        if config.use_vllm and (adapter is not None or config.fsdp):
             check_lora_sync(config.vllm_lora_sync, adapter, sharded=bool(config.fsdp))
     except ValueError as error:
         return Outcome(refused=str(error))

@@ -516,3 +516,22 @@ def test_continuous_batching_with_stop_strings_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^use_transformers_continuous_batching with stop"):
         config(use_transformers_continuous_batching=True, stop=["</answer>"])
     assert config(use_transformers_continuous_batching=True).use_transformers_continuous_batching
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ({"use_vllm": "false"}, "an engine on GPUs of its own"),
+        ({"vllm_mode": "colocate"}, "an engine on GPUs of its own"),
+        ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "rollouts of whole optimizer steps"),
+        ({"dynamic_sampling_tries": 2, "preset": "dapo"}, "problems that do not depend on the rollout before"),
+        ({"uninformative_keep_prob": 0.5}, "problems that do not depend on the rollout before"),
+        ({"tools": ["calculator"]}, "responses of one turn"),
+    ],
+)
+def test_rollouts_ahead_are_refused_where_they_cannot_be(settings: dict[str, Any], needs: str, tmp_path: Path) -> None:
+    served = {"use_vllm": "true", "vllm_mode": "server", "per_device_train_batch_size": 8, "num_generations": 4}
+    made = {"output_dir": str(tmp_path), "bf16": False, "use_cpu": True, "preset": "grpo_clip", "rollout_ahead": 1}
+    assert ExtGRPOConfig(**{**made, **served}).rollout_ahead == 1
+    with pytest.raises(ValueError, match=f"rollout_ahead=1 needs {needs}.*or set rollout_ahead: 0"):
+        ExtGRPOConfig(**{**made, **served, **settings})

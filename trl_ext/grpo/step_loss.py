@@ -51,7 +51,7 @@ class StepLoss:
     Args:
         config: of the axes.
         accelerator: of the ranks.
-        defers_old: whether our own passes compute the old log-probabilities, and TRL has logged nothing of them.
+        defers_old: whether TRL has computed no old log-probabilities, and logged nothing of them.
         router_coef: of the routers' auxiliary loss.
         forward: the policy's forward passes.
         teachers: whose values of the tokens are learned from.
@@ -70,6 +70,7 @@ class StepLoss:
         self.forward, self.teachers, self.distillation = forward, teachers, config.distill()
         self.router_coef = router_coef
         self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
+        self.of_sampler = config.old_log_probs == "sampler"
         self.metrics = StepMetrics()
         slices, accumulation = config.steps_per_generation, config.gradient_accumulation_steps
         is_exact = steps_lie_in_one_rollout(config)
@@ -109,14 +110,14 @@ class StepLoss:
             student: if a divergence from a teacher is learned.
         """
         rows, mask = batch.rows, batch.rows.trained
-        old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
+        old_logp = self.old_log_probs(rows, logp.detach())
         x = LossInputs(logp, old_logp, self.advantages(rows, old_logp, call), mask)
         totals = self.counts.step_totals(self.accelerator, rows, call.number, call.accumulation, call.rollout)
         loss, metrics = self.objective(
             x,
             totals,
             ref_logp=rows.ref_logp,
-            sampler_weight=self.weigh(rows, old_logp),
+            sampler_weight=self.weigh(rows, logp.detach() if self.of_sampler else old_logp),
             sampled_logp=rows.sampled_logp,
             entropy=entropy.detach(),
             group=rows.group,
@@ -148,6 +149,17 @@ class StepLoss:
         """The micro-batches with what teachers say of them, if there are any; a collective operation."""
         return list(batches) if self.teachers is None else self.teachers.ask(batches)
 
+    def old_log_probs(self, rows: Rows, logp: Tensor) -> Tensor:
+        """(B, T) that the ratio is to: before the step, or the sampler's; `logp` where these are not known.
+
+        Args:
+            logp: (B, T) of the current pass, without a graph.
+        """
+        if not self.of_sampler:
+            return logp if rows.old_logp is None else rows.old_logp
+        assert rows.sampled_logp is not None
+        return torch.where(rows.sampled_logp.isnan(), logp, rows.sampled_logp)
+
     def advantages(self, rows: Rows, old_logp: Tensor, call: Call) -> Tensor:
         """(B, 1) or (B, T): the rewards', and those of teachers."""
         if self.distillation is None or rows.teacher_logp is None:
@@ -177,20 +189,22 @@ class StepLoss:
         found = self.distillation.divergences(rows.teacher_events[mask][None], own[None], weight[None])
         return found.new_zeros(mask.shape).masked_scatter(mask, found[0])
 
-    def weigh(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
+    def weigh(self, rows: Rows, trainer_logp: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, which is logged.
 
-        None, and nothing logged, without a correction.
+        None where the policy loss's ratio is to the sampler; None, and nothing logged, without a correction.
         """
-        if self.sampler_correction is None:
+        if self.sampler_correction is None and not self.of_sampler:
             return None
         sampled, mask = rows.sampled_logp, rows.trained
         assert sampled is not None
-        weight = self.sampler_correction(old_logp, sampled, mask)
         if self.defers_old():  # else TRL has logged it
-            self.metrics.add_logp_difference(old_logp, sampled, mask)
+            self.metrics.add_logp_difference(trainer_logp, sampled, mask)
+        if self.sampler_correction is None:
+            return None
+        weight = self.sampler_correction(trainer_logp, sampled, mask)
         longest = self.config.max_completion_length
-        self.metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), longest)
+        self.metrics.add_mismatch(trainer_logp, sampled, mask, weight.expand_as(mask), longest)
         return weight
 
     def tokens_of(
@@ -227,7 +241,7 @@ class StepLoss:
         def advantages(rows: Rows, old_logp: Tensor) -> Tensor:
             return self.advantages(rows, old_logp, call)
 
-        return tokens_of_step(batches, log_probs, advantages, self.accelerator)
+        return tokens_of_step(batches, log_probs, self.old_log_probs, advantages, self.accelerator)
 
     def terms(
         self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor, call: Call, bonus: tuple[float, float]

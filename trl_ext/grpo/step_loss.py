@@ -154,10 +154,17 @@ class StepLoss:
 
         Args:
             logp: (B, T) of the current pass, without a graph.
+
+        Raises:
+            ValueError: the ratio is to a sampler that has reported nothing.
         """
         if not self.of_sampler:
             return logp if rows.old_logp is None else rows.old_logp
-        assert rows.sampled_logp is not None
+        if rows.sampled_logp is None:
+            raise ValueError(
+                "old_log_probs='sampler', and the rollout has no log-probabilities of its sampler: return logprobs from "
+                "rollout_func, or set old_log_probs: policy"
+            )
         return torch.where(rows.sampled_logp.isnan(), logp, rows.sampled_logp)
 
     def advantages(self, rows: Rows, old_logp: Tensor, call: Call) -> Tensor:

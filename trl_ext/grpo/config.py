@@ -472,7 +472,7 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         ours = [name for name in axes if getattr(self, name)] + ["policy_loss"] * corrects
         if ours:
             refuse_next_to(self, ours[0], trl)
-        elif self.old_log_probs == "policy" and given(self, trl, off=False):
+        elif given(self, trl, off=False):
             mode, *bounds = (getattr(self, name) for name in trl)
             pair = trl_mode(mode or GRPOConfig.vllm_importance_sampling_mode, *bounds)
         elif self.old_log_probs == "policy":

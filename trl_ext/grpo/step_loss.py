@@ -117,7 +117,7 @@ class StepLoss:
             x,
             totals,
             ref_logp=rows.ref_logp,
-            sampler_weight=self.weigh(rows, logp.detach() if self.of_sampler else old_logp),
+            sampler_weight=self.weigh(rows, old_logp),
             sampled_logp=rows.sampled_logp,
             entropy=entropy.detach(),
             group=rows.group,
@@ -127,6 +127,9 @@ class StepLoss:
         )
         self._policy_loss = self._policy_loss + loss.detach()
         self.metrics.add({"entropy": entropy, **metrics}, mask)
+        if self.of_sampler and self.defers_old():  # else a correction's, or TRL's
+            assert rows.sampled_logp is not None
+            self.metrics.add_logp_difference(logp, rows.sampled_logp, mask)
         if self.teachers is not None:
             self.metrics.add_teachers(self.teachers.names, rows, old_logp)
         is_counted = call.trains and self.counts.is_exact
@@ -196,22 +199,20 @@ class StepLoss:
         found = self.distillation.divergences(rows.teacher_events[mask][None], own[None], weight[None])
         return found.new_zeros(mask.shape).masked_scatter(mask, found[0])
 
-    def weigh(self, rows: Rows, trainer_logp: Tensor) -> Tensor | None:
+    def weigh(self, rows: Rows, old_logp: Tensor) -> Tensor | None:
         """(B, 1) or (B, T) weights that correct for the engine's mismatch with the trainer, which is logged.
 
-        None where the policy loss's ratio is to the sampler; None, and nothing logged, without a correction.
+        None, and nothing logged, without a correction.
         """
-        if self.sampler_correction is None and not self.of_sampler:
+        if self.sampler_correction is None:
             return None
         sampled, mask = rows.sampled_logp, rows.trained
         assert sampled is not None
+        weight = self.sampler_correction(old_logp, sampled, mask)
         if self.defers_old():  # else TRL has logged it
-            self.metrics.add_logp_difference(trainer_logp, sampled, mask)
-        if self.sampler_correction is None:
-            return None
-        weight = self.sampler_correction(trainer_logp, sampled, mask)
+            self.metrics.add_logp_difference(old_logp, sampled, mask)
         longest = self.config.max_completion_length
-        self.metrics.add_mismatch(trainer_logp, sampled, mask, weight.expand_as(mask), longest)
+        self.metrics.add_mismatch(old_logp, sampled, mask, weight.expand_as(mask), longest)
         return weight
 
     def tokens_of(

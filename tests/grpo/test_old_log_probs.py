@@ -25,6 +25,7 @@ from tests.grpo.test_trainer import ON_POLICY, Engine, logs, record
 from tests.support.tiny import fraction_of_ones, scripted, tiny_model, weight_difference
 from tests.support.versions import needs_vllm
 from trl_ext import ExtGRPOConfig
+from trl_ext.grpo.forward_pass import ForwardPass
 from trl_ext.grpo.step_loss import Call, StepLoss
 from trl_ext.step import MicroBatch, Rows
 
@@ -213,20 +214,28 @@ def test_the_ratio_is_to_the_sampler_with_every_saving(steps: Any, engine: None,
 
 @pytest.mark.moderate
 @needs_vllm
+@pytest.mark.parametrize("settings", [{}, SAVED, {"reuse_log_probs": False}], ids=["plain", "saved", "not reused"])
 def test_no_pass_is_made_for_log_probs_of_the_sampler(
-    engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forwards = Counter[bool]()
-    forward = GRPOTrainer._get_per_token_logps_and_entropies
+    passes = Counter[bool]()  # by whether there is a graph
 
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        forwards[torch.is_grad_enabled()] += 1
-        return forward(self, *args, **kwargs)
+    def count(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
 
-    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
-    record(tmp_path, fraction_of_ones, **VLLM, **TWO_EPOCHS, old_log_probs="sampler")
-    assert forwards[True] > 0
-    assert forwards[False] == 0
+        def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+            passes[torch.is_grad_enabled()] += 1
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(GRPOTrainer, "_get_per_token_logps_and_entropies")
+    count(ForwardPass, "__call__")
+    record(tmp_path / "a", fraction_of_ones, **VLLM, **TWO_EPOCHS, **settings, old_log_probs="sampler")
+    assert passes[True] > 0
+    assert passes[False] == 0
+    record(tmp_path / "b", fraction_of_ones, **VLLM, **TWO_EPOCHS, **settings)
+    assert passes[False] > 0
 
 
 @pytest.mark.moderate

@@ -139,6 +139,7 @@ def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
 
 
 VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+SERVED = {"use_vllm": True, "vllm_mode": "server"}
 
 
 @needs_vllm
@@ -199,6 +200,11 @@ VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
                 "sampler_weight": "token", "sampler_rejection": "token_k3", "sampler_weight_options": {"clip_max": 3.0},
                 "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 2.0,
             }.items()
+        ),
+        (
+            {"rollout_ahead": 1, "preset": "dapo", "vllm_importance_sampling_correction": False, **SERVED},
+            "rollout_ahead=1 needs a correction for old samples (leave out vllm_importance_sampling_correction: false; "
+            "sampler_weight: unweighted with sampler_rejection: keep_all does without), or set rollout_ahead: 0",
         ),
         ({"old_log_probs": "sampler", **VLLM}, "old_log_probs='sampler' needs a preset or an axis; it would be ignored without"),
         ({"old_log_probs": "both", "preset": "dapo"}, "unknown value of old_log_probs 'both'. Known: policy, sampler"),

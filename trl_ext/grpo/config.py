@@ -338,6 +338,8 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
             "problems that do not depend on the rollout before (leave out dynamic_sampling_tries and "
             "uninformative_keep_prob)": self.dynamic_sampling_tries > 1 or self.uninformative_keep_prob < 1,
             "responses of one turn (leave out tools)": bool(self.tools),
+            "a correction for old samples (leave out vllm_importance_sampling_correction: false; sampler_weight: "
+            "unweighted with sampler_rejection: keep_all does without)": not self.vllm_importance_sampling_correction,
         }
         if needs := [what for what, lacks in refused.items() if lacks]:
             raise ValueError(f"rollout_ahead=1 needs {needs[0]}, or set rollout_ahead: 0")

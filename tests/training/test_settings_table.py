@@ -197,8 +197,11 @@ SERVED = {"use_vllm": True, "vllm_mode": "server"}
                 f"leave out {name}, or set old_log_probs: policy",
             )
             for name, value in {
-                "sampler_weight": "token", "sampler_rejection": "token_k3", "sampler_weight_options": {"clip_max": 3.0},
-                "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 2.0,
+                "sampler_weight": "token",
+                "sampler_rejection": "token_k3",
+                "sampler_weight_options": {"clip_max": 3.0},
+                "vllm_importance_sampling_mode": "token_mask",
+                "vllm_importance_sampling_clip_max": 2.0,
             }.items()
         ),
         (
@@ -206,7 +209,10 @@ SERVED = {"use_vllm": True, "vllm_mode": "server"}
             "rollout_ahead=1 needs a correction for old samples (leave out vllm_importance_sampling_correction: false; "
             "sampler_weight: unweighted with sampler_rejection: keep_all does without), or set rollout_ahead: 0",
         ),
-        ({"old_log_probs": "sampler", **VLLM}, "old_log_probs='sampler' needs a preset or an axis; it would be ignored without"),
+        (
+            {"old_log_probs": "sampler", **VLLM},
+            "old_log_probs='sampler' needs a preset or an axis; it would be ignored without",
+        ),
         ({"old_log_probs": "both", "preset": "dapo"}, "unknown value of old_log_probs 'both'. Known: policy, sampler"),
         (
             {"entropy_target": 0.5, "preset": "dapo"},

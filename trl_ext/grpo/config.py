@@ -97,8 +97,8 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
     old_log_probs: str = setting(
         "policy",
         (
-            "What the policy loss's ratio is to: policy, before the optimizer step, and sampler_weight corrects for the "
-            "sampler (decoupled PPO); or sampler, what vLLM has reported, and nothing else corrects for it."
+            "What the policy loss's ratio is to: policy or sampler. policy is that before the step, and sampler_weight "
+            "corrects for the sampler (decoupled PPO); sampler is what vLLM reports, and only the ratio corrects."
         ),
         Group.ALGORITHM,
         needs="uses_axes",
@@ -496,10 +496,11 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
             why = "corrects for the sampler itself" if has_own else "has no ratio to the old log-probabilities"
             raise ValueError(
                 f"old_log_probs='sampler' would be ignored, because policy_loss {self.policy_loss!r} {why}; set "
-                "old_log_probs: policy" + ("" if has_own else ", where sampler_weight corrects, or use importance_ratio")
+                "old_log_probs: policy"
+                + ("" if has_own else ", where sampler_weight corrects, or use importance_ratio")
             )
         ours = ("sampler_weight", "sampler_rejection", "sampler_weight_options", "sampler_rejection_options")
-        idle = (None, "unweighted", "keep_all", {})
+        idle: tuple[Any, ...] = (None, "unweighted", "keep_all", {})
         for name, value in given(self, [*ours, *trl], off=False).items():
             if value not in idle:
                 raise ValueError(

@@ -165,8 +165,8 @@ class StepLoss:
             return logp if rows.old_logp is None else rows.old_logp
         if rows.sampled_logp is None:
             raise ValueError(
-                "old_log_probs='sampler', and the rollout has no log-probabilities of its sampler: return logprobs from "
-                "rollout_func, or set old_log_probs: policy"
+                "old_log_probs='sampler', and the rollout has no log-probabilities of its sampler: return logprobs "
+                "from rollout_func, or set old_log_probs: policy"
             )
         return torch.where(rows.sampled_logp.isnan(), logp, rows.sampled_logp)
 

@@ -88,6 +88,8 @@ Methods that are an option of a member, or settings.
 |---|---|
 | GPPO ([2508.07629](https://arxiv.org/abs/2508.07629)) | `--preset ce_gppo --policy_loss_options beta1=1,beta2=1` |
 | token-level truncated importance sampling (TIS) | `--sampler_weight token`; of the sequence, `sequence` |
+| decoupled PPO, AReaL ([2505.24298](https://arxiv.org/abs/2505.24298)) | the default, `--old_log_probs policy`, with the weight `token` |
+| PPO whose ratio is to the engine that sampled | `--old_log_probs sampler` |
 | IcePop's two-sided mask | `--sampler_rejection token_ratio` |
 | PODS ([2504.13818](https://arxiv.org/abs/2504.13818)) | `--rollout_selection max_variance` |
 | Kimi k1.5's length reward ([2501.12599](https://arxiv.org/abs/2501.12599)) | `--advantage length_reward`; DAPO's penalty of overlong responses is `--overlong_buffer` |

@@ -107,6 +107,20 @@ def test_what_has_no_effect_is_named_with_the_reason() -> None:
     assert "policy_loss=gmpo: as reinforce" in said(preset="gmpo", **engine)
 
 
+@needs_vllm
+def test_a_ratio_to_the_sampler_is_on_policy_nowhere() -> None:
+    engine = {"use_vllm": True, "vllm_mode": "server", "preset": "grpo_clip"}
+    found = said(**engine, old_log_probs="sampler", rollout_ahead=1)
+    assert "1 optimizer step per rollout, off-policy from the first on: ratios are to the sampler's" in found
+    assert "sampled with the weights of one rollout before" in found
+    assert "reuse_log_probs=True: the sampler's log-probabilities are the old ones" in found
+    assert "policy_loss=ppo_clip: as reinforce" not in found
+    decoupled = said(**engine, rollout_ahead=1)  # the clip range has no effect: old is the first pass
+    assert "policy_loss=ppo_clip: as reinforce" in decoupled
+    assert "reuse_log_probs" not in decoupled
+    assert "one rollout before" not in said(**engine)
+
+
 def test_a_trainer_warns_of_what_was_chosen_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def warned(**settings: Any) -> str:
         caplog.clear()

@@ -139,6 +139,7 @@ def test_settings_refused_by_table_are_refused_with_axes(name: str) -> None:
 
 
 VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
+SERVED = {"use_vllm": True, "vllm_mode": "server"}
 
 
 @needs_vllm
@@ -170,6 +171,50 @@ VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
             "vllm_importance_sampling_mode='token_mask' would be ignored next to policy_loss='vespo'; set one",
         ),
         (
+            {"old_log_probs": "sampler", "preset": "dapo"},
+            "old_log_probs='sampler' needs an engine whose log-probabilities are used: set use_vllm: true, or "
+            "old_log_probs: policy",
+        ),
+        (
+            {"old_log_probs": "sampler", "preset": "dapo", "vllm_importance_sampling_correction": False, **VLLM},
+            "old_log_probs='sampler' needs an engine whose log-probabilities are used: set "
+            "vllm_importance_sampling_correction: true, or old_log_probs: policy",
+        ),
+        (
+            {"old_log_probs": "sampler", "preset": "no_baseline", **VLLM},
+            "old_log_probs='sampler' would be ignored, because policy_loss 'reinforce' has no ratio to the old "
+            "log-probabilities; set old_log_probs: policy, where sampler_weight corrects, or use importance_ratio",
+        ),
+        (
+            {"old_log_probs": "sampler", "preset": "vespo", **VLLM},
+            "old_log_probs='sampler' would be ignored, because policy_loss 'vespo' corrects for the sampler itself; set "
+            "old_log_probs: policy",
+        ),
+        *(
+            (
+                {"old_log_probs": "sampler", "preset": "dapo", name: value, **VLLM},
+                f"{name}={value!r} next to old_log_probs='sampler': the policy loss's ratio is to the sampler already; "
+                f"leave out {name}, or set old_log_probs: policy",
+            )
+            for name, value in {
+                "sampler_weight": "token",
+                "sampler_rejection": "token_k3",
+                "sampler_weight_options": {"clip_max": 3.0},
+                "vllm_importance_sampling_mode": "token_mask",
+                "vllm_importance_sampling_clip_max": 2.0,
+            }.items()
+        ),
+        (
+            {"rollout_ahead": 1, "preset": "dapo", "vllm_importance_sampling_correction": False, **SERVED},
+            "rollout_ahead=1 needs a correction for old samples (leave out vllm_importance_sampling_correction: false; "
+            "sampler_weight: unweighted with sampler_rejection: keep_all does without), or set rollout_ahead: 0",
+        ),
+        (
+            {"old_log_probs": "sampler", **VLLM},
+            "old_log_probs='sampler' needs a preset or an axis; it would be ignored without",
+        ),
+        ({"old_log_probs": "both", "preset": "dapo"}, "unknown value of old_log_probs 'both'. Known: policy, sampler"),
+        (
             {"entropy_target": 0.5, "preset": "dapo"},
             "entropy_target=0.5 needs use_adaptive_entropy: true; it would be ignored without",
         ),
@@ -191,6 +236,17 @@ def test_what_needs_another_setting_is_taken_with_it() -> None:
     config(preset="dapo", kl_estimator="k1", beta=0.1, micro_batch_tokens=9)
     config(preset="dapo", beta=0.1, sync_ref_model=True, ref_model_mixup_alpha=0.9)
     config(ref_model_mixup_alpha=0.9)  # without a preset or an axis it is TRL's
+    config(preset="no_baseline", old_log_probs="policy")
+
+
+@needs_vllm
+def test_the_ratio_to_the_sampler_leaves_no_correction() -> None:
+    same = {"sampler_weight": "unweighted", "sampler_rejection": "keep_all"}  # as a run's own record has them
+    for given in ({}, same):
+        found = config(preset="dapo", old_log_probs="sampler", **given, **VLLM)
+        assert {name: getattr(found, name) for name in same} == same
+        assert found.sampler_correction() is None
+    assert config(preset="dapo", **VLLM).sampler_correction() is not None
 
 
 # Taken over: TRL's words on the left are the axes' on the right; `test_parity` trains with them next to TRL itself.

@@ -54,22 +54,34 @@ def _on_policy(loss: Callable[..., TokenLoss], x: LossInputs) -> Callable[[LossI
 
 def is_reinforce_on_policy(loss: Callable[..., TokenLoss]) -> bool:
     """Whether at pi = pi_old a token's gradient is that of `reinforce`, -A, on an example."""
-    logp = torch.tensor([[-0.1, -1.0, -3.0], [-2.0, -0.5, -0.2]], requires_grad=True)  # (B, T)
-    x = LossInputs(logp, logp.detach(), torch.tensor([[2.0], [-1.0]]), torch.ones(2, 3, dtype=torch.bool))
-    total = _on_policy(loss, x)(x).loss.sum()
-    (gradient,) = torch.autograd.grad(total, logp, allow_unused=True, materialize_grads=True)
+    x = _example(torch.tensor([[2.0], [-1.0]]))
+    gradient = _gradient(_on_policy(loss, x), x)
     return torch.allclose(gradient, -x.advantage.expand_as(gradient))
+
+
+def has_ratio_to_old(loss: Callable[..., TokenLoss]) -> bool:
+    """Whether a token's gradient is another one with another `old_logp`, on an example."""
+    x = _example(torch.tensor([[2.0], [-1.0]]))
+    bound = _on_policy(loss, x)
+    return not torch.equal(_gradient(bound, x), _gradient(bound, dataclasses.replace(x, old_logp=x.old_logp - 0.1)))
 
 
 def keeps_advantages_of_tokens(loss: Callable[..., TokenLoss]) -> bool:
     """Whether at pi = pi_old a token's gradient is by its own advantage, and not by the mean of its response's."""
+    x = _example(torch.tensor([[2.0, -1.0, 0.5], [-1.0, 3.0, 0.25]]))
+    gradient = _gradient(_on_policy(loss, x), x)
+    return torch.allclose(gradient, torch.where(gradient == 0, 0.0, -x.advantage))  # some losses leave tokens out
+
+
+def _example(advantage: Tensor) -> LossInputs:
     logp = torch.tensor([[-0.1, -1.0, -3.0], [-2.0, -0.5, -0.2]], requires_grad=True)  # (B, T)
-    advantage = torch.tensor([[2.0, -1.0, 0.5], [-1.0, 3.0, 0.25]])
-    x = LossInputs(logp, logp.detach(), advantage, torch.ones(2, 3, dtype=torch.bool))
-    (gradient,) = torch.autograd.grad(
-        _on_policy(loss, x)(x).loss.sum(), logp, allow_unused=True, materialize_grads=True
-    )
-    return torch.allclose(gradient, torch.where(gradient == 0, 0.0, -advantage))  # some losses leave tokens out
+    return LossInputs(logp, logp.detach(), advantage, torch.ones(2, 3, dtype=torch.bool))
+
+
+def _gradient(loss: Callable[[LossInputs], TokenLoss], x: LossInputs) -> Tensor:
+    """(B, T) of the sum over tokens, with respect to their log-probabilities."""
+    (gradient,) = torch.autograd.grad(loss(x).loss.sum(), x.logp, allow_unused=True, materialize_grads=True)
+    return gradient
 
 
 def with_inputs(

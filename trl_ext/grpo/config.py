@@ -14,7 +14,7 @@ from trl_ext.algorithms.aggregation import AGGREGATIONS
 from trl_ext.algorithms.distillation import DISTILLATIONS
 from trl_ext.algorithms.kl import BY_GRADIENT, KL_ESTIMATORS
 from trl_ext.algorithms.objective import Objective
-from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.algorithms.policy_losses import POLICY_LOSSES, has_ratio_to_old
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.algorithms.sampler_correction import (
     SAFE_PAIR,
@@ -47,6 +47,7 @@ AXES = {
     "sampler_weight": SAMPLER_WEIGHTS, "sampler_rejection": SAMPLER_REJECTIONS, "rollout_selection": SELECTIONS,
     "distillation": DISTILLATIONS,
 }  # fmt: skip
+OLD_LOG_PROBS = ("policy", "sampler")
 _OPTIONS = [f"{axis}_options" for axis in AXES]
 _OPTIONS_HELP = "Options of that axis."
 _FORMS_HELP = "A mapping, JSON or name=value,..."
@@ -92,6 +93,16 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
     )
     kl_estimator_options: dict[str, Any] | str | None = setting(
         None, _OPTIONS_HELP, Group.ALGORITHM, needs="uses_axes beta"
+    )
+    old_log_probs: str = setting(
+        "policy",
+        (
+            "What the policy loss's ratio is to: policy or sampler. policy is that before the step, and sampler_weight "
+            "corrects for the sampler (decoupled PPO); sampler is what vLLM reports, and only the ratio corrects."
+        ),
+        Group.ALGORITHM,
+        needs="uses_axes",
+        rare=True,
     )
     sampler_weight: str | None = setting(
         None,
@@ -327,6 +338,8 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
             "problems that do not depend on the rollout before (leave out dynamic_sampling_tries and "
             "uninformative_keep_prob)": self.dynamic_sampling_tries > 1 or self.uninformative_keep_prob < 1,
             "responses of one turn (leave out tools)": bool(self.tools),
+            "a correction for old samples (leave out vllm_importance_sampling_correction: false; sampler_weight: "
+            "unweighted with sampler_rejection: keep_all does without)": not self.vllm_importance_sampling_correction,
         }
         if needs := [what for what, lacks in refused.items() if lacks]:
             raise ValueError(f"rollout_ahead=1 needs {needs[0]}, or set rollout_ahead: 0")
@@ -393,8 +406,8 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         return POLICY_LOSSES.inputs_of(POLICY_LOSSES.get_function(str(self.policy_loss)))
 
     def sampler_correction(self) -> SamplerCorrection | None:
-        """The weight and the rejection for vLLM's mismatch with the trainer, or None."""
-        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+        """The weight and the rejection for vLLM's mismatch with the trainer; None if nothing or the ratio corrects."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction) or self.old_log_probs == "sampler":
             return None
         return SamplerCorrection(self._build("sampler_weight"), self._build("sampler_rejection"))
 
@@ -443,9 +456,13 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
 
     def _resolve_sampler(self) -> None:
         """The two axes of the sampler where none is given: from TRL's mode and bounds, or else the safe pair."""
+        if self.old_log_probs not in OLD_LOG_PROBS:
+            raise unknown("value of old_log_probs", self.old_log_probs, OLD_LOG_PROBS)
+        trl = [f"vllm_importance_sampling_{name}" for name in ("mode", "clip_min", "clip_max")]
+        if self.old_log_probs == "sampler":
+            self._check_ratio_to_sampler(trl)
         if not (self.use_vllm and self.vllm_importance_sampling_correction):
             return
-        trl = [f"vllm_importance_sampling_{name}" for name in ("mode", "clip_min", "clip_max")]
         axes = ("sampler_weight", "sampler_rejection")
         pair: tuple[tuple[str, Any], tuple[str, Any]] = ("unweighted", {}), ("keep_all", {})
         corrects = "sampled_logp" in self.inputs_of_loss
@@ -460,11 +477,36 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
         elif given(self, trl, off=False):
             mode, *bounds = (getattr(self, name) for name in trl)
             pair = trl_mode(mode or GRPOConfig.vllm_importance_sampling_mode, *bounds)
-        else:
+        elif self.old_log_probs == "policy":
             pair = SAFE_PAIR
         for axis, (name, options) in zip(axes, pair, strict=True):
             self._resolve_axis(axis, name, options)
         reset(self, *trl)
+
+    def _check_ratio_to_sampler(self, trl: list[str]) -> None:
+        """Refuse `old_log_probs: sampler` where it does nothing, or where a second correction would come on top."""
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            lacks = "vllm_importance_sampling_correction" if self.use_vllm else "use_vllm"
+            raise ValueError(
+                f"old_log_probs='sampler' needs an engine whose log-probabilities are used: set {lacks}: true, or "
+                "old_log_probs: policy"
+            )
+        if not has_ratio_to_old(self._build("policy_loss")):
+            has_own = "sampled_logp" in self.inputs_of_loss
+            why = "corrects for the sampler itself" if has_own else "has no ratio to the old log-probabilities"
+            raise ValueError(
+                f"old_log_probs='sampler' would be ignored, because policy_loss {self.policy_loss!r} {why}; set "
+                "old_log_probs: policy"
+                + ("" if has_own else ", where sampler_weight corrects, or use importance_ratio")
+            )
+        ours = ("sampler_weight", "sampler_rejection", "sampler_weight_options", "sampler_rejection_options")
+        idle: tuple[Any, ...] = (None, "unweighted", "keep_all", {})
+        for name, value in given(self, [*ours, *trl], off=False).items():
+            if value not in idle:
+                raise ValueError(
+                    f"{name}={value!r} next to old_log_probs='sampler': the policy loss's ratio is to the sampler "
+                    f"already; leave out {name}, or set old_log_probs: policy"
+                )
 
     def _resolve_axis(self, axis: str, name: str, options: Mapping[str, Any]) -> None:
         chosen, own = getattr(self, axis) or name, getattr(self, f"{axis}_options") or {}

@@ -22,7 +22,8 @@ def updates_per_rollout(config: ExtGRPOConfig) -> float:
 
 def ineffective_settings(config: ExtGRPOConfig) -> dict[str, str]:
     """Names of settings without effect, and why; of a configuration that uses the axes."""
-    is_on_policy = updates_per_rollout(config) <= 1
+    of_sampler = config.old_log_probs == "sampler"
+    is_on_policy = updates_per_rollout(config) <= 1 and not of_sampler
     # Its ratio is to the engine, which is another model than the trainer.
     has_engine_ratio = config.use_vllm and "sampled_logp" in config.inputs_of_loss
     loss = config.objective().policy_loss
@@ -34,6 +35,7 @@ def ineffective_settings(config: ExtGRPOConfig) -> dict[str, str]:
         ("policy_loss", is_plain, f"as reinforce: {_ON_POLICY}"),
         ("policy_loss_options", is_plain, _ON_POLICY),
         ("off_policy_mask_threshold", is_on_policy and not config.use_vllm, _ON_POLICY),
+        ("reuse_log_probs", of_sampler, "the sampler's log-probabilities are the old ones"),
         ("share_prompt_prefix", reentrant, "reentrant gradient checkpointing has no gradient for the prompts"),
         ("skip_zero_advantage_rows", bool(config.beta), "every row has a KL penalty"),
         ("skip_zero_advantage_rows", "step" in config.inputs_of_loss, "the loss sees every row of a step"),

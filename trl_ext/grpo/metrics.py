@@ -169,6 +169,7 @@ class StepMetrics:
 def tokens_of_step(
     batches: Sequence[MicroBatch],
     log_probs: Callable[[MicroBatch], Tensor],
+    old_log_probs: Callable[[Rows, Tensor], Tensor],
     advantages: Callable[[Rows, Tensor], Tensor],
     accelerator: Accelerator,
 ) -> list[StepTokens]:
@@ -177,12 +178,13 @@ def tokens_of_step(
     Args:
         batches: this rank's micro-batches of the step, as many as on any rank.
         log_probs: computes a micro-batch's (B, T) log-probabilities under the current policy.
-        advantages: computes those of rows, (B, 1) or (B, T), given the old policy's log-probabilities.
+        old_log_probs: finds those that the ratio is to, given the current ones.
+        advantages: computes those of rows, (B, 1) or (B, T), given the old log-probabilities.
     """
     masks, parts, keys = [batch.rows.trained for batch in batches], [], []
     for batch, mask in zip(batches, masks, strict=True):
         logp, rows = log_probs(batch), batch.rows
-        old_logp = logp if rows.old_logp is None else rows.old_logp
+        old_logp = old_log_probs(rows, logp)
         values = (logp, old_logp, advantages(rows, old_logp).expand_as(mask))
         parts.append(torch.stack([value[mask].to(logp.dtype) for value in values], dim=1))
         row = torch.zeros(len(mask), dtype=torch.long, device=mask.device) if rows.row is None else rows.row

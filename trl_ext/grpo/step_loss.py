@@ -51,7 +51,7 @@ class StepLoss:
     Args:
         config: of the axes.
         accelerator: of the ranks.
-        defers_old: whether our own passes compute the old log-probabilities, and TRL has logged nothing of them.
+        defers_old: whether TRL has computed no old log-probabilities, and logged nothing of them.
         router_coef: of the routers' auxiliary loss.
         forward: the policy's forward passes.
         teachers: whose values of the tokens are learned from.
@@ -70,6 +70,7 @@ class StepLoss:
         self.forward, self.teachers, self.distillation = forward, teachers, config.distill()
         self.router_coef = router_coef
         self.objective, self.sampler_correction = config.objective(), config.sampler_correction()
+        self.of_sampler = config.old_log_probs == "sampler"
         self.metrics = StepMetrics()
         slices, accumulation = config.steps_per_generation, config.gradient_accumulation_steps
         is_exact = steps_lie_in_one_rollout(config)
@@ -109,7 +110,7 @@ class StepLoss:
             student: if a divergence from a teacher is learned.
         """
         rows, mask = batch.rows, batch.rows.trained
-        old_logp = logp.detach() if rows.old_logp is None else rows.old_logp
+        old_logp = self.old_log_probs(rows, logp.detach())
         x = LossInputs(logp, old_logp, self.advantages(rows, old_logp, call), mask)
         totals = self.counts.step_totals(self.accelerator, rows, call.number, call.accumulation, call.rollout)
         loss, metrics = self.objective(
@@ -126,6 +127,9 @@ class StepLoss:
         )
         self._policy_loss = self._policy_loss + loss.detach()
         self.metrics.add({"entropy": entropy, **metrics}, mask)
+        if self.of_sampler and self.defers_old():  # else a correction's, or TRL's
+            assert rows.sampled_logp is not None
+            self.metrics.add_logp_difference(logp, rows.sampled_logp, mask)
         if self.teachers is not None:
             self.metrics.add_teachers(self.teachers.names, rows, old_logp)
         is_counted = call.trains and self.counts.is_exact
@@ -147,6 +151,24 @@ class StepLoss:
     def taught(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with what teachers say of them, if there are any; a collective operation."""
         return list(batches) if self.teachers is None else self.teachers.ask(batches)
+
+    def old_log_probs(self, rows: Rows, logp: Tensor) -> Tensor:
+        """(B, T) that the ratio is to: before the step, or the sampler's; `logp` where these are not known.
+
+        Args:
+            logp: (B, T) of the current pass, without a graph.
+
+        Raises:
+            ValueError: the ratio is to a sampler that has reported nothing.
+        """
+        if not self.of_sampler:
+            return logp if rows.old_logp is None else rows.old_logp
+        if rows.sampled_logp is None:
+            raise ValueError(
+                "old_log_probs='sampler', and the rollout has no log-probabilities of its sampler: return logprobs "
+                "from rollout_func, or set old_log_probs: policy"
+            )
+        return torch.where(rows.sampled_logp.isnan(), logp, rows.sampled_logp)
 
     def advantages(self, rows: Rows, old_logp: Tensor, call: Call) -> Tensor:
         """(B, 1) or (B, T): the rewards', and those of teachers."""
@@ -227,7 +249,7 @@ class StepLoss:
         def advantages(rows: Rows, old_logp: Tensor) -> Tensor:
             return self.advantages(rows, old_logp, call)
 
-        return tokens_of_step(batches, log_probs, advantages, self.accelerator)
+        return tokens_of_step(batches, log_probs, self.old_log_probs, advantages, self.accelerator)
 
     def terms(
         self, aux_loss: Tensor | None, entropy: Tensor, trained: Tensor, call: Call, bonus: tuple[float, float]

@@ -163,7 +163,7 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
             self._prepare_inputs(inputs)  # fills `_buffered_inputs` where a rollout is due
             if self._buffered_inputs is not before or not planner.plans:
                 planner.plan(self._buffered_inputs)
-                if self._defers_old_log_probs() and not self._is_on_policy():
+                if self._defers_old_log_probs() and not (self._is_on_policy() or self._loss.of_sampler):
                     log_probs = functools.partial(self._loss.forward.log_probs, self.model)
                     planner.store_old(log_probs, self.num_iterations > 1)
             seconds = planner.ask_teachers(self._loss.taught)  # a resumed rollout's, too
@@ -388,17 +388,18 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
             log.warning("%s", line)
 
     def _defers_old_log_probs(self) -> bool:
-        """Whether our own passes compute the old log-probabilities: the loss's on-policy, the plan's off-policy."""
-        if not (self.args.uses_axes and self.args.reuse_log_probs):
+        """Whether TRL has none to compute: the loss's pass does on-policy, the plan's off-policy, the sampler has."""
+        of_sampler = self.args.old_log_probs == "sampler"
+        if not (self.args.uses_axes and (self.args.reuse_log_probs or of_sampler)):
             return False
         if self._is_on_policy():
             return True
         # The reference of an adapter is the same model, so TRL's calls for it cannot be told from the policy's.
         is_distinct = self.beta == 0 or self.ref_model is not None
-        return is_distinct and (self._planner is not None or not self.model.training)
+        return is_distinct and (of_sampler or self._planner is not None or not self.model.training)
 
     def _is_on_policy(self) -> bool:
-        """Whether every rollout is used up in one optimizer step, so that old and current policy are the same."""
+        """Whether every rollout is used up in one step: before the step is the current pass, whoever has sampled."""
         return self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) == 0
 
     def _log_training(self, name: str, value: float) -> None:

@@ -208,13 +208,18 @@ def _batches(config: ExtGRPOConfig) -> list[str]:
     rollout, group = int(config.generation_batch_size or 0), int(config.num_generations or 1)
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps * ranks
     updates = updates_per_rollout(config)
-    on = "on-policy: every rollout is used in one step" if updates <= 1 else "off-policy from the second step on"
+    if config.old_log_probs == "sampler":
+        on = "off-policy from the first on: ratios are to the sampler's log-probabilities"
+    else:
+        on = "on-policy: every rollout is used in one step" if updates <= 1 else "off-policy from the second step on"
     return [
         f"rollout: {rollout} completions, {_counted(rollout // group, 'problem')} of {group}"
         + (f", tried up to {config.dynamic_sampling_tries} times" if config.dynamic_sampling_tries > 1 else ""),
         f"step: {step} completions in {_counted(config.gradient_accumulation_steps, 'micro-batch', 'es')} of "
         f"{config.per_device_train_batch_size} on each of {_counted(ranks, 'process', 'es')}",
         f"{_counted(updates, 'optimizer step')} per rollout, {on}",
+        *["sampled with the weights of one rollout before; the ratio or the sampler's correction weighs it"]
+        * config.rollout_ahead,
     ]
 
 

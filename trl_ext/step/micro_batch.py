@@ -73,7 +73,7 @@ class MicroBatch:
         return replace(self, rows=self.rows.untrained())
 
     def with_old(self, logp: Float[Tensor, "B T"]) -> MicroBatch:
-        """The same with the log-probabilities of the policy that has sampled it."""
+        """The same with the log-probabilities of the policy before the rollout's first step."""
         return replace(self, rows=replace(self.rows, old_logp=logp))
 
     def on_contiguous_rows(self) -> MicroBatch:

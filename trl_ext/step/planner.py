@@ -86,7 +86,7 @@ class StepPlanner:
         """Give the micro-batches that are trained on after the policy has changed their log-probabilities before that.
 
         Args:
-            log_probs: (B, T) of a micro-batch, by the policy that has sampled it.
+            log_probs: (B, T) of a micro-batch, by the policy before the rollout's first step.
             several_epochs: over the rollout, which make the first step's micro-batches off-policy as well.
         """
         for plan in self.plans[0 if several_epochs else 1 :]:

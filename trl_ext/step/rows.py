@@ -35,8 +35,9 @@ class Rows:
     completion_mask: Int[Tensor, "B T"]
     trained: Bool[Tensor, "B T"]  # which tokens the model has generated and is trained on
     advantages: Float[Tensor, "B A"]  # one of a row, or one of each token
-    # By the policy that has sampled, before a step has changed it: TRL's scores of the rollout; with `reuse_log_probs`
-    # what `StepPlanner.store_old` computes or a checkpoint had; None where the current pass is by that policy.
+    # By the policy before the rollout's first step has changed it: TRL's scores of the rollout; with `reuse_log_probs`
+    # what `StepPlanner.store_old` computes or a checkpoint had; None where the current pass is by that policy. The
+    # engine may have sampled with an earlier one (`rollout_ahead`).
     old_logp: Float[Tensor, "B T"] | None = None
     ref_logp: Float[Tensor, "B T"] | None = None
     sampled_logp: Float[Tensor, "B T"] | None = None  # as an engine has reported them, in its own arithmetic

@@ -170,7 +170,7 @@ def test_quantized_weights_are_refused_with_a_scaled_loss(tmp_path: Path) -> Non
     assert refusal("load_in_4bit", lora, training) is None
 
 
-def test_a_checkpoint_of_quantized_weights_is_refused_with_an_engine(tmp_path: Path) -> None:
+def test_stored_quantized_weights_are_refused_with_an_engine(tmp_path: Path) -> None:
     config = tiny_model().config
     check_stored_weights(tiny_model())
     config.save_pretrained(tmp_path)

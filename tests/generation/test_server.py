@@ -235,7 +235,7 @@ def at_random_times(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(client.Server, "complete", delayed)
 
 
-def test_rollouts_ahead_at_a_learning_rate_of_0_are_those_of_now(
+def test_rollouts_ahead_at_a_rate_of_0_are_those_of_now(
     whole: Sees, servers: dict[str, VllmServer], tmp_path: Path
 ) -> None:
     still, ahead = (run(tmp_path / str(n), servers["tied"], rollout_ahead=n, learning_rate=0.0) for n in (0, 1))
@@ -249,7 +249,7 @@ def staleness(seen: Sees) -> list[float]:
     return [entry[name] for entry in seen.trainer.state.log_history if (name := "sampling/staleness") in entry]
 
 
-def test_rollouts_ahead_are_the_same_whenever_answers_come_and_resumed(
+def test_rollouts_ahead_are_the_same_at_any_timing_and_resumed(
     whole: Sees, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"rollout_ahead": 1, "max_steps": 4}
@@ -284,7 +284,7 @@ class Validates(TrainerCallback):
         assert self.trainer.vllm_generation.ahead is before
 
 
-def test_a_server_lost_in_a_rollout_ahead_ends_the_run_with_its_last_step(
+def test_a_server_lost_in_a_rollout_ahead_ends_the_run(
     servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate, calls = client.Servers.generate, []
@@ -301,7 +301,7 @@ def test_a_server_lost_in_a_rollout_ahead_ends_the_run_with_its_last_step(
     (saved,) = checkpoints(tmp_path / "run")
     assert saved.name == "checkpoint-2"
     resumed = run(tmp_path, servers["tied"], resume=saved, save_steps=100, rollout_ahead=1, max_steps=4)
-    assert staleness(resumed)[-2:] == [0, 1], "what was on its way is sampled anew"
+    assert staleness(resumed)[-2:] == [0, 1], "what was on its way is sampled again"
 
 
 @pytest.mark.parametrize("lost", ["push", "generate"])

@@ -32,6 +32,7 @@ PACKAGE = Path(trl_ext.__file__).parent
 # Of TRL's GRPOTrainer, in call order.
 OVERRIDDEN = {
     "train": "resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None",
+    "get_batch_samples": "epoch_iterator, num_batches, device",
     "training_step": "model, inputs, num_items_in_batch",
     "_prepare_inputs": "generation_batch",
     "_generate_and_score_completions": "inputs",
@@ -302,6 +303,7 @@ def test_only_the_seams_and_what_stands_on_them_import_trl() -> None:
         "tools/estimate/costs/counting.py",
         "tools/estimate/planned.py",
         "generation/adapter_models.py",
+        "generation/adapter_sync.py",
         "generation/engine_choice.py",
         "generation/server.py",
         "generation/vllm.py",

@@ -100,7 +100,7 @@ def test_every_yaml_that_ships_resolves(path: Path) -> None:
     task, _, config = parse(GRPO_SETTINGS, "about", path, ON_A_CPU)
     assert config.uses_axes
     assert config.output_dir == f"runs/{path.stem}"
-    assert task.prompt == ("chat" if "laptop" in path.stem else "r1_zero")
+    assert task.prompt == ("chat" if re.search("laptop|gb$|t4", path.stem) else "r1_zero")
     assert config.generation_batch_size == config.rollout_batch_size
 
 

@@ -624,7 +624,7 @@ def test_settings_of_an_adapter_reach_it() -> None:
 
 def engine(use_vllm: bool) -> Any:
     """What is asked of a trainer's settings about the model's."""
-    return SimpleNamespace(use_vllm=use_vllm, use_cpu=True, bf16=False)
+    return SimpleNamespace(use_vllm=use_vllm, use_cpu=True, bf16=False, fp16=False)
 
 
 def test_a_quantized_model_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class InFlight:
     answers: Future[Any]  # of `Servers.generate`
 
     @classmethod
-    def arrived(cls, prompts: list[list[int]], version: int, answers: Any) -> InFlight:
+    def arrived(cls, prompts: list[list[int]], version: int, answers: object) -> InFlight:
         """Of answers that are there, as a checkpoint has them."""
         there: Future[Any] = Future()
         there.set_result(answers)

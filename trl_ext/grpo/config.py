@@ -220,8 +220,8 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
     rollout_ahead: int = setting(
         0,
         (
-            "1: vLLM servers sample the next rollout while steps on this one are made, with weights that are one "
-            "rollout old; the sampler's correction weighs it. 0: they wait for the steps."
+            "How many rollouts vLLM servers are ahead: with 1 they sample the next one while steps on this one are "
+            "made, with weights that are one rollout old; the sampler's correction weighs it."
         ),
         Group.SAMPLING,
         within="[0, 1]",

@@ -6,7 +6,7 @@ Letters: P prompts, G completions per prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +49,15 @@ class ProblemSampler:
         self.curriculum: Curriculum | None = None
         if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
             self.curriculum = Curriculum.of_dataset(dataset, config.uninformative_keep_prob, config.seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {} if self.curriculum is None else {"curriculum": self.curriculum.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Of a checkpoint, which may be of a run without a curriculum."""
+        if self.curriculum is not None and "curriculum" in state:
+            self.curriculum.load_state_dict(state["curriculum"])
 
     def problems_for(self, rows: Sequence[dict[str, Any]], call: int, attempt: int) -> list[int] | None:
         """By number, the problem of each row of this rank in place of the rows' own; None without a curriculum.

@@ -19,6 +19,11 @@ from trl_ext.rewards.guard import Guard, RewardError, merged_columns
 log = logging.getLogger(__name__)
 
 
+def guards_of(rewards: Sequence[object]) -> list[Guard]:
+    """Of the reward functions that have one; reward models have none."""
+    return [function.guard for function in rewards if hasattr(function, "guard")]
+
+
 def score_on_all_ranks(
     score: Callable[[], Tensor], fault: Callable[[Tensor], Exception | None], unscored: Tensor
 ) -> Tensor:

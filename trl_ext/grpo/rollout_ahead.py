@@ -1,4 +1,4 @@
-"""`SamplesAhead`: vLLM servers sample the next rollout while optimizer steps on this one are made.
+"""`RolloutsAhead`: vLLM servers sample the next rollout while optimizer steps on this one are made.
 
 At the start of rollout k its completions are waited for, the weights of now are pushed, and those of rollout k + 1 are
 asked for. So rollout k is sampled with the weights that its predecessor began with: one rollout old, whatever the
@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trl_ext.errors import ServerError
 from trl_ext.generation.in_flight import InFlight
 
 if TYPE_CHECKING:
-    import torch
-    from trl import GRPOTrainer as _Trainer
+    from torch import nn
+    from transformers import TrainerState
 
     from trl_ext.grpo.config import ExtGRPOConfig
-else:
-    _Trainer = object
+
+Sampled = tuple[list[list[int]], list[list[float]] | None]  # token ids, and their log-probabilities
 
 
 class Peeking:
@@ -50,65 +50,88 @@ class Peeking:
         return self._read[number]
 
 
-class SamplesAhead(_Trainer):
-    """A part of `ExtGRPOTrainer`: with `rollout_ahead` 0 it does nothing."""
+class _Trainer(Protocol):
+    """The part of `ExtGRPOTrainer` that is asked."""
 
-    args: ExtGRPOConfig
-    _last_loaded_step: int
-    _batches: Peeking | None = None  # of the epoch
+    model: nn.Module
+    state: TrainerState
+    vllm_generation: Any  # a `ServerEngine`
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Any]:
-        """The batches of an optimizer step, of an iterator that the next rollout's problems can be looked up in."""
-        if not self.args.rollout_ahead:
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self._batches is None or self._batches.items is not epoch_iterator:
-            self._batches = Peeking(epoch_iterator)
-        return super().get_batch_samples(self._batches, num_batches, device)
+    def sync_engine(self) -> None:
+        """Push the policy's weights, unless a step has not been made since."""
 
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        if not (self.args.rollout_ahead and self.model.training):
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        engine = self.vllm_generation
-        version = self.state.global_step
+    def _log_training(self, name: str, value: float) -> None:
+        """A metric of the step."""
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
+        """Their token ids first."""
+
+
+class RolloutsAhead:
+    """What a trainer does of it; with `rollout_ahead` 0 nothing.
+
+    Args:
+        trainer: an `ExtGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: _Trainer, config: ExtGRPOConfig) -> None:
+        self.trainer, self.config = trainer, config
+        self._batches: Peeking | None = None  # of the epoch
+        calls = config.steps_per_generation * config.num_iterations
+        self._steps = calls // config.gradient_accumulation_steps  # of a rollout
+        self._calls_left = calls - config.gradient_accumulation_steps  # after its first step
+
+    @property
+    def is_on(self) -> bool:
+        """Whether rollouts are sampled ahead."""
+        return bool(self.config.rollout_ahead)
+
+    def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """An epoch's batches, in which the next rollout's problems can be looked up."""
+        if not self.is_on:
+            return batches
+        if self._batches is None or self._batches.items is not batches:
+            self._batches = Peeking(batches)
+        return self._batches
+
+    def roll_out(self, prompts: list[list[int]], now: Callable[[], Sampled]) -> Sampled:
+        """The completions of a rollout and their log-probabilities; the next one's are asked for.
+
+        Args:
+            now: samples them with the weights of now.
+        """
+        trainer = self.trainer
+        if not (self.is_on and trainer.model.training):
+            return now()
+        engine, version = trainer.vllm_generation, trainer.state.global_step
         if engine.ahead is None:
-            generated = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            sampled = now()
         else:
-            _, ids, logps, _, version = engine.answers_ahead(prompt_ids)
-            generated = ids, [[of_token[0] for of_token in row] for row in logps]
-            if self.state.global_step != self._last_loaded_step:
-                engine.sync_weights()
-                self._last_loaded_step = self.state.global_step
-        self._metrics["train"]["sampling/staleness"].append(float(self.state.global_step - version))
+            _, ids, logps, _, version = engine.answers_ahead(prompts)
+            sampled = ids, [[of_token[0] for of_token in row] for row in logps]
+            trainer.sync_engine()
+        trainer._log_training("sampling/staleness", float(trainer.state.global_step - version))
         if (rows := self._next_rollout()) is not None:
-            asked = self._tokenize_prompts([row["prompt"] for row in rows])[0]
-            place = "train", self.state.global_step + self._steps_per_rollout
-            engine.ask_ahead(asked, self.state.global_step, place)
-        return generated
+            asked = trainer._tokenize_prompts([row["prompt"] for row in rows])[0]
+            engine.ask_ahead(asked, trainer.state.global_step, ("train", trainer.state.global_step + self._steps))
+        return sampled
 
     def _next_rollout(self) -> list[dict[str, Any]] | None:
         """This rank's rows of the rollout after the one that is due; None in the last one of an epoch or of the run."""
-        calls = self.args.steps_per_generation * self.num_iterations
-        if self.state.global_step + self._steps_per_rollout >= self.state.max_steps or self._batches is None:
+        state = self.trainer.state
+        if state.global_step + self._steps >= state.max_steps or self._batches is None:
             return None
-        return self._batches.peek(calls - self.args.gradient_accumulation_steps)
+        return self._batches.peek(self._calls_left)
 
-    @property
-    def _steps_per_rollout(self) -> int:
-        return self.args.steps_per_generation * self.num_iterations // self.args.gradient_accumulation_steps
-
-    def resume_state(self) -> dict[str, Any]:
-        """With the completions that are on their way, which are waited for; without them if a server is lost."""
-        state: dict[str, Any] = super().resume_state()
-        ahead = self.vllm_generation.ahead if self.args.rollout_ahead else None
+    def state_dict(self) -> dict[str, Any]:
+        """The completions that are on their way, which are waited for; nothing if a server is lost."""
+        ahead: InFlight | None = self.trainer.vllm_generation.ahead if self.is_on else None
         if ahead is not None:
             with contextlib.suppress(ServerError):  # which the rollout itself ends with
-                state["ahead"] = {"prompts": ahead.prompts, "version": ahead.version, "answers": ahead.answers.result()}
-        return state
+                return {"ahead": {**vars(ahead), "answers": ahead.answers.result()}}
+        return {}
 
-    def load_resume_state(self, state: dict[str, Any] | None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """With the completions that were on their way."""
-        super().load_resume_state(state)
-        if state is not None and "ahead" in state and self.args.rollout_ahead:
-            self.vllm_generation.ahead = InFlight.arrived(**state["ahead"])
+        if self.is_on and "ahead" in state:
+            self.trainer.vllm_generation.ahead = InFlight.arrived(**state["ahead"])

@@ -2,12 +2,13 @@
 
     Trainer.train -> ExtGRPOTrainer.train             refuses fewer problems than a rollout has
       Trainer._run_epoch                              checkpoints, SIGTERM, finite steps: training/trainer.py
+        get_batch_samples      ours, HF's             the step's batches, and a look at the next rollout's
         training_step          ours, TRL's, HF's      a micro-batch of the step's plan (StepPlanner)
           _prepare_inputs      ours, TRL's            every few steps a rollout; passes a planned micro-batch through
             _generate_and_score_completions  ours, TRL's   problems (Curriculum), then ours: masks and advantages
               _generate        ours, TRL's            completions as texts, with special tokens that are text
                 _tokenize_prompts  ours, TRL's        prompts without a second BOS
-                _generate_single_turn  ours, TRL's    HF generate with stop strings; ahead (SamplesAhead)
+                _generate_single_turn  ours, TRL's    HF generate with stop strings
                 _tool_call_loop  ours or TRL's    turns of the policy and of its tools
               _calculate_rewards  ours, TRL's         rewards checked on all ranks: the Rollout, rows for the log
           _compute_loss        ours                   LossInputs and StepTotals to the Objective
@@ -27,7 +28,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +44,7 @@ from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.grpo.construction import RolloutTools, config_of, constructing
 from trl_ext.grpo.ineffective_settings import chosen_ineffective_settings
 from trl_ext.grpo.problem_sampler import ProblemSampler
-from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, score_on_all_ranks
+from trl_ext.grpo.rewards import describe_nonfinite, distinct_columns, fault_of_nan, guards_of, score_on_all_ranks
 from trl_ext.grpo.rollout import (
     Rollout,
     SampledBatch,
@@ -55,10 +56,9 @@ from trl_ext.grpo.rollout import (
     sample_metrics,
     with_special_tokens,
 )
-from trl_ext.grpo.rollout_ahead import SamplesAhead
+from trl_ext.grpo.rollout_ahead import RolloutsAhead
 from trl_ext.grpo.savings import savings
 from trl_ext.grpo.step_loss import Call, StepLoss
-from trl_ext.rewards.guard import Guard, RewardError
 from trl_ext.runs.token_log import TokenLog
 from trl_ext.step import (
     MicroBatch,
@@ -79,7 +79,7 @@ Inputs = MicroBatch | TRLBatch | list[dict[str, Any]]  # planned, TRL's, or rows
 log = logging.getLogger(__name__)
 
 
-class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
+class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
     """`GRPOTrainer` with the advantage, the policy loss, the aggregation and the KL estimator of the config.
 
     With neither a preset nor an axis in the config it trains exactly as TRL does.
@@ -117,6 +117,7 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
         self._problems = ProblemSampler(config, self.train_dataset, self.accelerator, ignores_zero, self._log_training)
         self._rewarded: tuple[Rollout, list[dict[str, Any]]] | None = None  # between two overrides
         self.last_rollout: list[dict[str, Any]] = []
+        self.ahead = RolloutsAhead(self, config)
         self._unscored_in_a_row = 0  # rollouts
 
     # The overrides, in the order in which an optimizer step calls them.
@@ -131,6 +132,10 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
         if isinstance(self.train_dataset, Sized):
             self.args.check_problem_count(len(self.train_dataset))
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        """The batches of an optimizer step."""
+        return super().get_batch_samples(self.ahead.watched(epoch_iterator), num_batches, device)
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Called `gradient_accumulation_steps` times per optimizer step.
@@ -202,10 +207,8 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
         add_numbers(batch, rollout.offset, group_size, sequences=self._planner is not None)
         if self.args.uses_axes and self._generations > 1:  # an evaluation's single completion has TRL's advantage 0
             batch["advantages"] = advantages_of(batch, rollout.own(self._advantages(rollout)))
-        elif self.model.training and rollout.reward.isinf().any() and self.accelerator.is_main_process:
-            log.warning(
-                "a reward is infinite; TRL's own advantages, used without a preset or an axis, may turn it to 0"
-            )
+        elif self.model.training and rollout.reward.isinf().any():
+            self._warn(["a reward is infinite; TRL's own advantages, without a preset or an axis, may turn it to 0"])
         if self.model.training and batch["advantages"].ndim == 1:
             note(sampled.rows, "advantage", batch["advantages"])
         if self.model.training:  # an evaluation may come between two steps on one rollout
@@ -248,12 +251,10 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         prompt_ids, completion_ids, tool_mask, completions, *others = super()._generate(prompts)
-        if self.policy_tools is not None:
-            return prompt_ids, completion_ids, tool_mask, completions, *others
-        is_stock = not (self.args.uses_axes or self.args.stop)
-        completions = with_special_tokens(
-            completions, completion_ids, self._tokenizer, self.eos_token_ids, tags_only=is_stock
-        )
+        if self.policy_tools is None:
+            is_stock = not (self.args.uses_axes or self.args.stop)
+            special = self._tokenizer, self.eos_token_ids
+            completions = with_special_tokens(completions, completion_ids, *special, tags_only=is_stock)
         return prompt_ids, completion_ids, tool_mask, completions, *others
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[Any, ...]:
@@ -267,7 +268,8 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         with reporting(f"rollout after step {self.state.global_step}", len(prompt_ids), self.max_completion_length):
             if self.use_vllm:
-                ids, logps = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+                now = functools.partial(super()._generate_single_turn, prompt_ids, *args, **kwargs)
+                ids, logps = self.ahead.roll_out(prompt_ids, now)
                 self.generated_logps = logps
                 return ids, logps
             if self.args.stop:
@@ -303,10 +305,10 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
         rewards = score_on_all_ranks(score, self._fault_of_nan, unscored)
         weights, rank = self.reward_weights.to(device), self.accelerator.process_index
         turns = None if self.policy_tools is None else self.policy_tools.turns(device)
-        rollout = Rollout.scored(rewards, weights, self._guards, finished, lengths, rank, turns)
+        rollout = Rollout.scored(rewards, weights, guards_of(self.reward_funcs), finished, lengths, rank, turns)
         rows = log_rows(inputs, prompts, completions, completion_ids_list, self.generated_logps)
         self.generated_logps = None  # a rollout of somebody else's function would find this one's
-        columns = distinct_columns(self._guards, rows[0], self.reward_func_names)
+        columns = distinct_columns(guards_of(self.reward_funcs), rows[0], self.reward_func_names)
         self._pending_extra_logs.clear()
         if self.log_completions:  # TRL gathers them, for its table
             self._pending_extra_logs.update(columns)
@@ -322,17 +324,13 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
             metrics[name].append(value)
         return rewards
 
-    def _fault_of_nan(self, rewards: Tensor) -> RewardError | None:
+    def _fault_of_nan(self, rewards: Tensor) -> Exception | None:
         """An error at once in the first rollout, then after `max_nonfinite_steps` rollouts in a row without rewards."""
         if not self.model.training:
             return None
         self._unscored_in_a_row = self._unscored_in_a_row + 1 if rewards.isnan().all() else 0
         tolerated = self.args.max_nonfinite_steps if self.state.global_step else 1
-        return fault_of_nan(self._guards, len(rewards), self._unscored_in_a_row, tolerated)
-
-    @property
-    def _guards(self) -> list[Guard]:  # reward models have none
-        return [function.guard for function in self.reward_funcs if hasattr(function, "guard")]
+        return fault_of_nan(guards_of(self.reward_funcs), len(rewards), self._unscored_in_a_row, tolerated)
 
     def _compute_loss(self, model: nn.Module, inputs: MicroBatch | TRLBatch) -> Tensor:
         if self._loss is None:
@@ -416,9 +414,7 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         """The curriculum, metrics not yet logged, and the rollout while steps on it are left."""
-        state = super().resume_state()
-        if self._problems.curriculum is not None:
-            state["curriculum"] = self._problems.curriculum.state_dict()
+        state = super().resume_state() | self._problems.state_dict() | self.ahead.state_dict()
         micro_steps = self.args.steps_per_generation * self.num_iterations
         state["steps_per_rollout"] = -(-micro_steps // self.args.gradient_accumulation_steps)
         if self._step % micro_steps:
@@ -433,8 +429,8 @@ class ExtGRPOTrainer(SamplesAhead, ReliableTrainer, GRPOTrainer):
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if state is None:
             return
-        if self._problems.curriculum is not None and "curriculum" in state:
-            self._problems.curriculum.load_state_dict(state["curriculum"])
+        self._problems.load_state_dict(state)
+        self.ahead.load_state_dict(state)
         rows, slices = self.args.per_device_train_batch_size, self.args.steps_per_generation
         buffered = resumed_rollout(state, rows, slices, self._planner, self.accelerator.device)
         self._buffered_inputs = buffered or self._buffered_inputs

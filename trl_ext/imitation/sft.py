@@ -226,9 +226,7 @@ class ExtSFTTrainer(ReliableTrainer, SFTTrainer):
         """One completion of the current policy per prompt, up to a call of a tool."""
         if not self.use_vllm:
             return self._hf_completion_ids(prompts)
-        if self._last_loaded_step != self.state.global_step:
-            self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
+        self.sync_engine()
         _, ids, logps, _ = self.vllm_generation.generate(prompts=prompts, images=None, num_generations=1)
         self.generated_logps = [[of_token[0] for of_token in row] for row in logps]
         return list(ids)

@@ -386,6 +386,12 @@ class ReliableTrainer(Trainer):
         self._load_best_model()
         self.invalidate_engine_weights()
 
+    def sync_engine(self) -> None:
+        """Push the policy's weights, unless a step has not been made since."""
+        if self._last_loaded_step != self.state.global_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step: int = self.state.global_step
+
     def invalidate_engine_weights(self) -> None:
         """Force a weight sync before the next generation, though no step was done."""
         self._last_loaded_step = -1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import check_target_module_exists
 
 from trl_ext.tools.estimate.memory.ledger import Answered
@@ -51,7 +51,7 @@ class SourcedOptimizer(torch.optim.Optimizer):
                 self.state[parameter][name] = tensor
 
 
-def name_of(config: Any) -> str:
+def name_of(config: TrainingArguments) -> str:
     """The run's `optim`."""
     return str(getattr(config.optim, "value", config.optim))
 
@@ -76,7 +76,7 @@ def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
     return trainer.optimizer
 
 
-def flat_state(config: Any, elements: int) -> tuple[int, int]:
+def flat_state(config: TrainingArguments, elements: int) -> tuple[int, int]:
     """Bytes of state of so many weights in one of DeepSpeed's flat partitions, in float32, and of them the paged ones.
 
     Raises:
@@ -109,7 +109,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def paged_bytes(config: Any, optimizer: torch.optim.Optimizer) -> int:
+def paged_bytes(config: TrainingArguments, optimizer: torch.optim.Optimizer) -> int:
     """Of the state, those that CUDA moves to the host's memory where the GPU's is full."""
     if "paged" not in name_of(config):  # which is what transformers goes by
         return 0
@@ -117,7 +117,7 @@ def paged_bytes(config: Any, optimizer: torch.optim.Optimizer) -> int:
     return bytes_of(tensor for weight, tensor in tensors if tensor.numel() >= weight.numel() >= _PAGED_FROM)
 
 
-def source_line(config: Any) -> str | None:
+def source_line(config: TrainingArguments) -> str | None:
     """What is said of an optimizer that was not asked; None if it was."""
     source = by_source(name_of(config))
     if source is None:
@@ -129,7 +129,7 @@ def source_line(config: Any) -> str | None:
     )
 
 
-def _modeled(config: Any) -> BySource | None:
+def _modeled(config: TrainingArguments) -> BySource | None:
     source = by_source(name_of(config))
     if source is not None and source.unmodeled:
         raise NoEstimateError(f"optim {name_of(config)}: {source.unmodeled}")
@@ -138,26 +138,26 @@ def _modeled(config: Any) -> BySource | None:
     return source
 
 
-def _asked(config: Any, model: Any = None) -> tuple[Any, dict[str, Any]]:
+def _asked(config: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
     """The real optimizer and its settings, without pages of memory, which CUDA would have to make."""
     try:
         make, options = Trainer.get_optimizer_cls_and_kwargs(config, model)
     except ImportError as error:
         raise NoEstimateError(f"optim {name_of(config)}: {' '.join(str(error).split())}") from error
     if find_spec("bitsandbytes") is not None:
-        from bitsandbytes.optim import GlobalOptimManager
+        from bitsandbytes.optim.optimizer import GlobalOptimManager
 
         GlobalOptimManager.get_instance().initialize()  # it has places of other optimizers' embeddings, by number
     return make, options | ({"is_paged": False} if "is_paged" in options else {})
 
 
-def _options(config: Any) -> dict[str, str]:
+def _options(config: TrainingArguments) -> dict[str, str]:
     """Of `optim_args`."""
     pairs = [pair.partition("=") for pair in (config.optim_args or "").replace(" ", "").split(",") if pair]
     return {name: value for name, _, value in pairs}
 
 
-def _weights(model: nn.Module, config: Any) -> Iterator[tuple[nn.Parameter, Weight]]:
+def _weights(model: nn.Module, config: TrainingArguments) -> Iterator[tuple[nn.Parameter, Weight]]:
     """The parameters that are trained; those that are projected as transformers picks them."""
     targets, options = config.optim_target_modules, _options(config)
     takes_all = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"

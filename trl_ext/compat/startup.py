@@ -10,8 +10,9 @@ START = psutil.Process().create_time()  # a run's wall-clock time includes impor
 
 
 def silence_misleading_messages() -> None:
-    """Have vLLM and DeepSpeed say nothing of missing GPUs on a CPU; to be called before they are imported."""
+    """Have libraries say nothing of what a CPU does not have, or need; to be called before they are imported."""
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)  # Triton is for GPUs
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # a kernel that has no gradient
     if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")) and sys.platform == "linux":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it detected no GPU
 

@@ -128,9 +128,10 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
 
 
 @needs_bitsandbytes
+@pytest.mark.nightly  # an engine takes a GB of this process, to its end
 @pytest.mark.vllm
-@pytest.mark.parametrize("sync", ["merge", pytest.param("adapter", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("flag", ["load_in_4bit", pytest.param("load_in_8bit", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("sync", ["merge", "adapter"])
+@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
 def test_an_engine_and_a_quantized_policy_agree(flag: str, sync: str, tmp_path: Path) -> None:
     """What differs is the trainer's adapter, whose products TRL has in bfloat16 on quantized weights."""
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")

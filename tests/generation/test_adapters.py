@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from tests.support.tiny import ends_early, make_trainer, save_wide, tiny_model, 
 from tests.support.versions import needs_bitsandbytes, needs_vllm
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
 from trl_ext.compat.quantized import keep_gradients
+from trl_ext.generation.adapter_models import load_model
 from trl_ext.generation.adapters import check_adapter, check_quantization, check_stored_weights
+from trl_ext.generation.merging import merge_into
+from trl_ext.generation.model_source import locate
 from trl_ext.generation.vllm import ColocatedEngine
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
 
@@ -134,6 +138,32 @@ def test_engine_gets_what_quantized_weights_multiply_by(
     assert (plain(ids).logits - expected).abs().max() < tolerance
     assert (before - expected).abs().max() > 5 * tolerance
     assert model(ids).logits.equal(expected), "the policy is as before"
+
+
+@needs_bitsandbytes
+@pytest.mark.moderate
+def test_what_a_quantized_run_leaves_is_read_on_its_own_base(tmp_path: Path) -> None:
+    quantized = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="float32"
+    )
+    base = AutoModelForCausalLM.from_pretrained(
+        save_wide(tmp_path / "model"), quantization_config=quantized, dtype=torch.float32
+    )
+    keep_gradients(base)
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=LINEAR, task_type="CAUSAL_LM")).eval()
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    run = tmp_path / "run"
+    model.save_pretrained(run)
+    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True, "dtype": "float32"}
+    ids, unlike = torch.randint(5, 12, (2, 20)), load_model(locate(str(run)))
+    (run / "resolved.json").write_text(json.dumps(settings))
+    expected = model(ids).logits
+    assert (load_model(locate(str(run)))(ids).logits - expected).abs().max() < 1e-5
+    merge_into(locate(str(run)), tmp_path / "merged")
+    assert (AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits - expected).abs().max() < 1e-5
+    assert (unlike(ids).logits - expected).abs().max() > 0.1
 
 
 @needs_bitsandbytes

@@ -19,6 +19,14 @@ def keep_gradients(model: nn.Module) -> None:
             setattr(layer, _PACKS, False)
 
 
+def dequantize(model: nn.Module) -> None:
+    """Put plain layers in the place of a model's quantized ones, as `dequantized` has them."""
+    for path, layer in list(model.named_modules()):
+        if (plain := dequantized(layer)) is not layer:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, plain)
+
+
 def dequantized(layer: nn.Module) -> nn.Module:
     """A linear layer with the weights, (out, in), that a layer of bitsandbytes multiplies by; any other layer itself.
 

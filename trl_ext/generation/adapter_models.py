@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, GenerationConfig
+from transformers.utils import is_bitsandbytes_available
 
+from trl_ext.compat.quantized import dequantize
 from trl_ext.errors import InputError
 from trl_ext.generation.model_source import ModelSource, locate
 
@@ -37,7 +39,7 @@ def load_model(source: ModelSource, dtype: str | None = None) -> Any:
     wanted = source.dtype or "auto" if dtype in (None, "auto") else dtype
     if source.adapter is None:
         return AutoModelForCausalLM.from_pretrained(source.base, dtype=wanted, **source.known)
-    return put_on_base(source, load_base(source, dtype=wanted))
+    return put_on_base(source, load_base_of_run(source, dtype=wanted))
 
 
 def load_tokenizer(source: ModelSource, processor: type = AutoTokenizer, **kwargs: object) -> Any:
@@ -59,6 +61,31 @@ def load_base(source: ModelSource, **kwargs: object) -> PreTrainedModel:
     from trl.trainer.utils import create_model_from_path
 
     return create_model_from_path(source.base, **{"device_map": None, **source.known, **kwargs})
+
+
+def load_base_of_run(source: ModelSource, dtype: str) -> PreTrainedModel:
+    """The base of an adapter with the weights that it was trained on: what the run's quantized ones multiply by.
+
+    Raises:
+        InputError: the run has quantized them, and bitsandbytes is not installed.
+    """
+    if not source.quantization:
+        return load_base(source, dtype=dtype)
+    if not is_bitsandbytes_available():
+        raise InputError(
+            f"the adapter {source.name!r} was trained on quantized weights, which bitsandbytes makes again: "
+            "pip install 'trl_ext[quantized]'"
+        )
+    from trl import ModelConfig, get_quantization_config
+
+    asked = get_quantization_config(ModelConfig(use_peft=True, **dict(source.quantization)))
+    base = load_base(source, dtype=dtype, quantization_config=asked)
+    dequantize(base)
+    for name in ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit"):
+        setattr(base, name, False)
+    base.hf_quantizer = None
+    del base.config.quantization_config
+    return base
 
 
 def put_on_base(source: ModelSource, base: PreTrainedModel, **options: bool) -> PeftModel:

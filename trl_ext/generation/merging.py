@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from transformers import AutoProcessor
 
 from trl_ext.errors import InputError
-from trl_ext.generation.adapter_models import load_base, load_tokenizer, put_on_base
+from trl_ext.generation.adapter_models import load_base_of_run, load_tokenizer, put_on_base
 from trl_ext.generation.model_files import not_sharded
 from trl_ext.generation.model_source import CONFIG, ModelSource, loadable, locate
 from trl_ext.io import print_line, write_json
@@ -93,7 +93,7 @@ def merge_into(source: ModelSource, folder: Path) -> None:
         InputError: the adapter does not fit its base, or its effect is not in the weights that come out of merging.
     """
     check_mergeable(source)
-    base = load_base(source, dtype=source.dtype or "auto")
+    base = load_base_of_run(source, dtype=source.dtype or "auto")
     head = base.get_output_embeddings()
     adapted = put_on_base(source, base).eval()
     wanted = _logits(adapted)
@@ -150,7 +150,8 @@ def fingerprint(source: ModelSource) -> str:
     if not base.is_dir():
         base = Path(str(cached_file(source.base, CONFIG, revision=source.revision))).parent
     places = [base, *([source.adapter] if source.adapter else [])]
-    digest = hashlib.sha256(json.dumps([str(source.dtype), "1"]).encode())
+    made_of = [str(source.dtype), "1", *source.quantization]
+    digest = hashlib.sha256(json.dumps(made_of).encode())
     for path in (path for place in places for path in _files(place)):
         digest.update(path.name.encode())
         with path.open("rb") as file:

@@ -25,6 +25,7 @@ _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json")
 _RESOLVED = "resolved.json"  # the settings of the run that left a folder, as trl_ext.runs.layout has it
 _BASE = "base_model_name_or_path"
+_QUANTIZATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "dtype")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ModelSource:
     adapter: Path | None = None  # its folder
     revision: str | None = None  # of `base`
     dtype: str | None = None  # that the run which left the adapter had loaded the base in; None if it does not say
+    quantization: tuple[tuple[str, Any], ...] = ()  # of the base in that run, by TRL's settings
 
     @property
     def known(self) -> dict[str, str]:
@@ -123,7 +125,16 @@ def _adapter_in(name: str, folder: Path, revision: str | None) -> ModelSource:
         raise InputError(f"{file}: {_BASE} {given!r} is an adapter itself: {merge}, and put {base.name}-merged there")
     has_tokenizer = any((folder / known).is_file() for known in _TOKENIZER)
     tokenizer = str(folder) if has_tokenizer else base.tokenizer
-    return ModelSource(name, base.base, tokenizer, folder, base.revision, _dtype_of_run(folder))
+    return ModelSource(
+        name, base.base, tokenizer, folder, base.revision, _dtype_of_run(folder), _quantization_of_run(folder)
+    )
+
+
+def _quantization_of_run(folder: Path) -> tuple[tuple[str, Any], ...]:
+    settings = _settings_of_run(folder)
+    if not (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return ()
+    return tuple((name, settings[name]) for name in _QUANTIZATION if settings.get(name) is not None)
 
 
 def _from_there(folder: Path, base: str) -> str:
@@ -152,9 +163,13 @@ def _dtype_of_run(folder: Path) -> str | None:
 
 def _setting_of_run(folder: Path, name: str) -> str | None:
     """A setting of the run that left a folder, or of the one whose checkpoint it is; None if it is no text."""
-    settings_file = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
-    value = _json(settings_file).get(name) if settings_file else None
+    value = _settings_of_run(folder).get(name)
     return value if isinstance(value, str) else None
+
+
+def _settings_of_run(folder: Path) -> dict[str, Any]:
+    settings_file = next((file for place in (folder, folder.parent) if (file := place / _RESOLVED).is_file()), None)
+    return _json(settings_file) if settings_file else {}
 
 
 def _why_no_weights(path: Path, wanted: str) -> str:

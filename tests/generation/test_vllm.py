@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +129,21 @@ def test_a_model_with_its_own_output_head_arrives(tmp_path: Path) -> None:
     assert disagreement(trainer) < AGREE
 
 
+@pytest.mark.vllm
+def test_an_engine_without_a_trainer_gives_its_memory_back(tmp_path: Path) -> None:
+    model = str(save_model(tmp_path, True))
+
+    def engine(run: str) -> weakref.ref[Any]:
+        trainer = make_trainer(ExtGRPOTrainer, ExtGRPOConfig, tmp_path / run, fraction_of_ones, model=model, **SETTINGS)
+        return weakref.ref(trainer.vllm_generation.llm)
+
+    first = engine("first")
+    second = engine("second")
+    assert first() is None, gc.get_referrers(first())
+    assert second() is not None  # until the next one starts
+
+
 @needs_bitsandbytes
-@pytest.mark.nightly  # an engine takes a GB of this process, to its end
 @pytest.mark.vllm
 @pytest.mark.parametrize("sync", ["merge", "adapter"])
 @pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])

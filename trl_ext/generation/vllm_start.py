@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +78,13 @@ def place_in_environment(state: PartialState) -> Iterator[None]:
 
 @contextlib.contextmanager
 def starting_vllm() -> Iterator[None]:
-    """Turn what goes wrong when vLLM starts into a `RuntimeError` that names the setting to change."""
+    """Turn what goes wrong when vLLM starts into a `RuntimeError` that names the setting to change.
+
+    An engine that nothing refers to any more gives its memory back first, as in a notebook whose cell is run again: with
+    each start vLLM freezes all objects that there are, and what is frozen is never collected.
+    """
+    gc.unfreeze()
+    gc.collect()
     if not torch.cuda.is_available():
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, where it would take half of the machine's memory
         draw_by_cumulative_sums()

@@ -4,6 +4,7 @@
     trl-ext estimate --config recipes/grpo_math_qwen2.5_math_1.5b.yaml --gpu h100 \
         --accelerate accelerate_configs/two_gpus_zero2.yaml --set micro_train_batch_size=8 completion=400
     trl-ext estimate --config recipes/grpo_gsm8k_qwen3_0.6b.yaml --gpu l4 --quick --budget 14400
+    trl-ext estimate --config recipes/grpo_gsm8k_qwen3_0.6b.yaml --gpu h100 --two_gpus
 
 One optimizer step of the real trainer runs on fake tensors, at full depth, without weights. `--set` takes the recipe's
 settings, and the lengths that data would tell: prompt and completion (means), longest_prompt, in tokens. Time is a
@@ -34,6 +35,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accelerate", type=Path, help="a file of accelerate_configs/, for the ZeRO stage")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings than the file's")
     parser.add_argument("--quick", action="store_true", help="leave out the largest that fits: half the time")
+    parser.add_argument(
+        "--two_gpus", action="store_true", help="only compare 2 colocated GPUs with 1 and a server on 1"
+    )
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="plan so much time (default: time_budget)")
     parser.add_argument("--pilot", type=Path, metavar="RUN", help="a finished run on such GPUs, whose pace is taken")
     parser.add_argument("--check", type=Path, metavar="FILE", help="of scripts.benchmarks.gpu --json, likewise")
@@ -45,11 +49,11 @@ def main() -> None:
     """Estimate what the command line names; the exit status is 1 if it does not fit."""
     args = arguments()
     silence_misleading_messages()  # of the imports below
-    from trl_ext.tools.estimate.recipe import report
+    from trl_ext.tools.estimate import layouts, recipe
 
     use_all_cores()
     try:
-        reason = report(args)
+        reason = layouts.report(args) if args.two_gpus else recipe.report(args)
     except (ValueError, OSError, yaml.YAMLError) as error:
         sys.exit(f"error: {error}")
     if reason:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trl import ModelConfig
 
 _MAX_NUM_SEQS = 256  # vLLM's own, where a recipe has no rollout of GRPO (vllm.config.SchedulerConfig)
+_SERVER_MEMORY = 0.92  # vLLM's own gpu_memory_utilization (vllm.config.CacheConfig)
 
 
 class NoEstimateError(ValueError):
@@ -254,6 +255,16 @@ class PlannedRun:
     def engine(self) -> str:
         """One of vllm (colocated), hf (HF generate) and server (vLLM servers elsewhere)."""
         return "hf" if not self.config.use_vllm else "server" if self.config.vllm_mode == "server" else "vllm"
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether servers sample the next rollout while steps on this one are made."""
+        return bool(getattr(self.config, "rollout_ahead", 0)) and self.engine == "server"
+
+    @property
+    def engine_memory(self) -> float:
+        """Of a GPU's memory, what vLLM takes; a server has its GPU for itself, and that default of vLLM."""
+        return _SERVER_MEMORY if self.engine == "server" else float(self.config.vllm_gpu_memory_utilization)
 
     @property
     def engine_dtype(self) -> str:

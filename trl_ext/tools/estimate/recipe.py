@@ -66,7 +66,11 @@ def planned_run(config: Path, changes: Sequence[str], launch: Launch) -> Planned
     if "stages" in written:
         said = f"{config}: it is run in stages, which are estimated one by one:"
         raise InputError("\n".join([said, *_commands(read_pipeline(config))]))
+    asked = {**written, **changed}
+    # With GPUs and vLLM, without which what needs them is not read.
+    use_vllm, ahead = str(asked.get("use_vllm", "auto")).lower() != "false", str(asked.get("rollout_ahead", 0))
     flags = [f"--{name}={value}" for name, value in changed.items() if name != "use_vllm"]
+    flags += ["--rollout_ahead", "0"] * ("rollout_ahead" in asked)
     flags += ["--use_cpu", "true", "--use_vllm", "false", "--output_dir", "estimated"]
     task, model, parsed = read_settings(recipe_settings(written), None, config, flags)
     if not model.model_name_or_path:
@@ -74,7 +78,11 @@ def planned_run(config: Path, changes: Sequence[str], launch: Launch) -> Planned
     if model.attn_implementation == "auto":
         model.attn_implementation = "flash_attention_2"  # as a GPU with flash-attn has it
     network = network_of(model.model_name_or_path, model.model_revision)
-    parsed.use_vllm = str({**written, **changed}.get("use_vllm", "auto")).lower() != "false"  # as with GPUs
+    parsed.use_vllm = use_vllm
+    if ahead != "0":
+        if ahead != "1" or not use_vllm or parsed.vllm_mode != "server":
+            raise InputError(f"rollout_ahead {ahead}: 0, or 1 with use_vllm: true and vllm_mode: server")
+        parsed.rollout_ahead = 1
     for_processes(parsed, launch.gpus)
     return PlannedRun(task, model, parsed, network, launch, _lengths(task, parsed, own))
 
@@ -119,6 +127,11 @@ def pace_of_pilot(run: Path, launch: Launch, gpu: Gpu) -> Efficiency:
     """
     rates, work = read_run(run)
     pilot = replace(planned_run(run / CONFIG, [f"completion={work.tokens}"], launch), trained_fraction=work.pilot_rows)
+    if pilot.samples_ahead:
+        raise InputError(
+            f"--pilot {run}: its rollouts were sampled ahead, so it says how long the policy waited and not "
+            "how long sampling took; give a run with rollout_ahead: 0"
+        )
     return Efficiency().measured(estimate_time(pilot, gpu), rates)
 
 

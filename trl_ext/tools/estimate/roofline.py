@@ -16,6 +16,7 @@ from trl_ext.tools.estimate.costs.sampling import Sampling
 from trl_ext.tools.estimate.efficiency import Efficiency
 from trl_ext.tools.estimate.hardware import Gpu
 from trl_ext.tools.estimate.plan import Rates, Workload
+from trl_ext.tools.estimate.sides import Sides
 from trl_ext.tools.estimate.timing import Phase, Timing
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ def estimate_time(
     machine = Machine(gpu, reached, run.launch.hosts)
     spent = {name: one * reached.pace.get(PHASES[name][1], 1.0) for name, one in _spent(run, costs, machine).items()}
     phases = tuple(Phase(name, PHASES[name][0], one.seconds, one.bound) for name, one in spent.items())
-    rates = _rates(run, reached, {name: one.seconds for name, one in spent.items()})
-    return Timing(phases, rates, _workload(run), 1 + run.lengths.prompt / run.lengths.completion)
+    seconds = {name: one.seconds for name, one in spent.items()}
+    sides = _sides(run, reached, seconds)
+    rates = _rates(run, reached, seconds, sides)
+    computed = 1 + run.lengths.prompt / run.lengths.completion
+    return Timing(phases, rates, _workload(run), computed, sides, run.engine == "server")
 
 
 def count_costs(run: PlannedRun) -> ModelCosts:
@@ -109,21 +113,36 @@ def _problems(run: PlannedRun) -> tuple[int, int]:
     return on_the_way, run.final_problems or on_the_way
 
 
-def _rates(run: PlannedRun, reached: Efficiency, seconds: dict[str, float]) -> Rates:
-    """As `plan.measured` would read them from the logs, where rewards are in rollouts."""
+def _per_rollout(run: PlannedRun, seconds: dict[str, float]) -> float:
+    """The passes of all optimizer steps on a rollout."""
+    step = seconds["micro-batches"] + seconds["gradient exchange"]
+    return seconds["old log-probabilities"] + run.updates * step
+
+
+def _per_step(reached: Efficiency, seconds: dict[str, float]) -> float:
+    """An optimizer step outside its passes."""
+    return seconds["optimizer"] + reached.step_seconds * reached.pace.get("step", 1.0)
+
+
+def _sides(run: PlannedRun, reached: Efficiency, seconds: dict[str, float]) -> Sides:
+    """Of a rollout with its optimizer steps; validations and checkpoints wait for it and take their own time."""
+    training = seconds["rewards"] + _per_rollout(run, seconds) + run.updates * _per_step(reached, seconds)
+    sampling = seconds["prompts"] + seconds["decoding"]
+    return Sides(sampling, training, seconds["weights to the engine"], run.samples_ahead)
+
+
+def _rates(run: PlannedRun, reached: Efficiency, seconds: dict[str, float], sides: Sides) -> Rates:
+    """As `plan.measured` would read them from the logs, where rewards are in rollouts and waiting is a rollout."""
     tokens = run.rollout * run.lengths.completion
     trained = tokens * run.epochs * run.trained_fraction
-    per_rollout = seconds["old log-probabilities"] + run.updates * (
-        seconds["micro-batches"] + seconds["gradient exchange"]
-    )
     on_the_way, final = _problems(run)
     per_problem = seconds["validation on the way"] / on_the_way, seconds["validation at the end"] / final
     return Rates(
         start=reached.start_seconds,
-        completion_token=(seconds["prompts"] + seconds["decoding"] + seconds["rewards"]) / tokens,
-        trained_token=per_rollout / trained if trained else 0.0,
+        completion_token=(sides.policy_waits + seconds["rewards"]) / tokens,
+        trained_token=_per_rollout(run, seconds) / trained if trained else 0.0,
         sync=seconds["weights to the engine"],
-        step=seconds["optimizer"] + reached.step_seconds * reached.pace.get("step", 1.0),
+        step=_per_step(reached, seconds),
         problem=per_problem[0],
         slowest_problem=max(per_problem),
         save=seconds["checkpoint"],

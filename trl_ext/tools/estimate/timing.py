@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trl_ext.tools.estimate.plan import BudgetPlan, Rates, Workload, plan
+from trl_ext.tools.estimate.sides import Sides
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Timing:
     rates: Rates
     workload: Workload
     tokens_computed_per_trained: float  # prompt and completion, by completion
+    sides: Sides
+    is_served: bool = False  # by vLLM servers, on GPUs of their own
 
     def plan(self, budget: float) -> BudgetPlan:
         """How a budget of so many seconds is spent."""
@@ -34,6 +37,8 @@ class Timing:
         """The phases, a line each, and how a budget of so many seconds is spent."""
         lines = [f"{'phase':<24}{'once per':<12}{'seconds':>10}  bound by"]
         lines += [f"{p.name:<24}{p.per:<12}{p.seconds:>10.3f}  {p.bound}" for p in self.phases if p.seconds]
+        if self.is_served:
+            lines += ["", self.sides.of_server()]
         if budget is not None:
             planned, every = self.plan(budget), self.workload.validate_every
             lines += ["", f"{planned.steps} optimizer steps, {planned.steps / self.workload.updates:.0f} rollouts and "

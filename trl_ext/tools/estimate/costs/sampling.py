@@ -76,7 +76,7 @@ class Sampling:
         """Rows that an engine decodes at a time: its own limit, and what its KV cache holds."""
         run, costs = self.run, self.costs
         size = self._dtype.itemsize
-        taken = run.config.vllm_gpu_memory_utilization * self.machine.gpu.memory * run.engine_parallel
+        taken = run.engine_memory * self.machine.gpu.memory * run.engine_parallel
         room = taken - costs.parameters * size
         held = self._cached(run.lengths.prompt + run.lengths.completion) * size
         return max(1, min(run.engine_sequences, int(room / held)))

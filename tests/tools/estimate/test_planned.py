@@ -39,6 +39,14 @@ def test_the_real_recipe_is_read_as_on_two_gpus() -> None:
     assert run.config.policy_loss == "reinforce"
 
 
+def test_rollouts_ahead_are_read_with_a_server_only() -> None:
+    assert read("vllm_mode=server", "rollout_ahead=1", launch=Launch()).samples_ahead
+    assert not read("vllm_mode=server", launch=Launch()).samples_ahead
+    for changes in (["rollout_ahead=1"], ["rollout_ahead=2", "vllm_mode=server"]):
+        with pytest.raises(InputError, match=r"rollout_ahead \d: 0, or 1 with use_vllm: true and vllm_mode: server"):
+            read(*changes)
+
+
 @pytest.mark.parametrize("config", ["leaderboard", "pipeline"])
 def test_the_stages_of_a_pipeline_are_estimated_one_by_one(config: str) -> None:
     with pytest.raises(InputError, match="one by one") as found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import time
@@ -25,6 +26,7 @@ from tests.imitation.test_sft import ADAM, LEARNED, fraction_learned
 from tests.imitation.test_sft import ours as fine_tuning
 from tests.recipes.test_grpo import TINY_RUN, rows
 from tests.recipes.test_launch import launched, steps, wait_for
+from tests.support.faulty_link import BUSY, GONE, between, linked, silent_from, slow
 from tests.support.hosts import error_lines
 from tests.support.recipe import run_recipe
 from tests.support.tiny import WORDS, fraction_of_ones, make_trainer, tiny_tokenizer, weight_difference
@@ -302,6 +304,71 @@ def test_a_server_lost_in_a_rollout_ahead_ends_the_run(
     assert saved.name == "checkpoint-2"
     resumed = run(tmp_path, servers["tied"], resume=saved, save_steps=100, rollout_ahead=1, max_steps=4)
     assert staleness(resumed)[-2:] == [0, 1], "what was on its way is sampled again"
+
+
+PASSES = {
+    "slow": slow, "closed for a while": between(12, 13, GONE), "a full queue": between(12, 15, BUSY),
+}  # fmt: skip
+THIRD = 2  # rollouts before it; it is asked for ahead, while the second step is made
+ENDS = {
+    "dead": functools.partial(between, last=10**6, fate=GONE),
+    "a queue that stays full": functools.partial(between, last=10**6, fate=BUSY),
+    "silent": silent_from,
+}
+
+
+@pytest.fixture(scope="module")
+def whole_ahead(servers: dict[str, VllmServer], tmp_path_factory: pytest.TempPathFactory) -> Sees:
+    return run(tmp_path_factory.mktemp("whole_ahead"), servers["tied"], rollout_ahead=1)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_fault_that_passes_changes_nothing_of_a_run_ahead(
+    name: str, whole_ahead: Sees, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    with linked(servers["tied"].url, PASSES[name]) as link:
+        found = run(tmp_path, servers["tied"], rollout_ahead=1, vllm_server_base_url=link.url)
+    assert found.rollouts == whole_ahead.rollouts
+    assert link.asked >= sum(map(len, found.rollouts.values()))
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("of_two", [False, True])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_fault_that_stays_ends_a_run_ahead_in_a_line(
+    name: str,
+    of_two: bool,
+    whole_ahead: Sees,
+    servers: dict[str, VllmServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE", (5.0, 5.0))
+    first = THIRD * len(whole_ahead.rollouts[1]) // (2 if of_two else 1)
+    with linked(servers["other" if of_two else "tied"].url, ENDS[name](first)) as link:
+        urls = f"{servers['tied'].url},{link.url}" if of_two else link.url
+        began = time.monotonic()
+        lost = f"the vLLM server at {link.url.removeprefix('http://')} does not answer any more"
+        with pytest.raises(ServerError, match=lost):
+            run(tmp_path, servers["tied"], rollout_ahead=1, max_steps=6, save_steps=100, vllm_server_base_url=urls)
+        assert time.monotonic() - began < 60
+    (saved,) = checkpoints(tmp_path / "run")
+    assert saved.name == "checkpoint-2"
+    resumed = run(tmp_path, servers["tied"], resume=saved, rollout_ahead=1, max_steps=6, save_steps=100)
+    assert resumed.trainer.state.global_step == 6
+
+
+def test_answers_of_other_weights_than_were_pushed_end_a_run(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, servers["tied"])
+    trainer.vllm_generation.sync_weights()
+    trainer.vllm_generation.generate([[3]], None, 1)
+    servers["tied"].wait()
+    push = {"method": "take_push", "args": [""]}  # as a server has that was started again
+    assert trainer.vllm_generation.servers.each[0].post("collective_rpc", push) is not None
+    with pytest.raises(ServerError, match="has other weights than it was given: it was started again, or another run"):
+        trainer.vllm_generation.generate([[3]], None, 1)
+    trainer.vllm_generation.sync_weights()
+    trainer.vllm_generation.generate([[3]], None, 1)
 
 
 @pytest.mark.parametrize("lost", ["push", "generate"])

@@ -54,11 +54,11 @@ class SamplingProgress:
     def line(self, seconds: float) -> str:
         """What is done after that many seconds, and the most that is left."""
         rate = self.tokens / max(seconds, 1e-9)
-        left = (self.completions - self.finished) * self.longest / max(rate, 1e-9)
-        return (
-            f"{self.purpose}: {self.finished} of {self.completions} completions, {self.tokens:,} tokens, "
-            f"{rate:.3g} tokens/s, at most {_duration(left)} left"
-        )
+        done = f"{self.purpose}: {self.finished} of {self.completions} completions"
+        if not self.tokens:
+            return f"{done} after {_duration(seconds)}"
+        left = _duration((self.completions - self.finished) * self.longest / rate)
+        return f"{done}, {self.tokens:,} tokens, {rate:.3g} tokens/s, at most {left} left"
 
 
 _CURRENT: ContextVar[SamplingProgress | None] = ContextVar("sampling progress", default=None)

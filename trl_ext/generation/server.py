@@ -9,6 +9,7 @@ import base64
 import contextlib
 import functools
 import json
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from trl.generation import vllm_generation
 from urllib3.util.retry import Retry
 
 from trl_ext.errors import InputError, ServerError
-from trl_ext.generation.progress import advance
+from trl_ext.generation.in_flight import finish, in_background, result_of
 from trl_ext.generation.tensor_stream import body_of, parts
 from trl_ext.generation.weight_transfer import BACKEND
 
@@ -183,10 +184,19 @@ class Server:
         self.post("collective_rpc", {"method": "end_abandoned_update"})
         self.post("start_weight_update", {})
 
-    def end_update(self) -> None:
-        """Tell it that all have come; what it has cached was computed with the earlier ones."""
+    def end_update(self, push: str) -> None:
+        """Tell it that all have come, in which push; what it has cached was computed with the earlier ones."""
         self.post("finish_weight_update", {})
         self.post("reset_prefix_cache", {})
+        self.post("collective_rpc", {"method": "take_push", "args": [push]})
+
+    def check_push(self, push: str) -> None:
+        """Refuse answers of other weights than those of this push."""
+        if set(self.post("collective_rpc", {"method": "report_push"})["results"]) != {push}:
+            raise ServerError(
+                f"the vLLM server at {self.address} has other weights than it was given: it was started again, or "
+                "another run gives it weights, too"
+            )
 
 
 class Servers:
@@ -207,6 +217,7 @@ class Servers:
                 f"{', '.join(sorted(backends))}; start each with: {start_command(self.each[0].client.model)}"
             )
         self.backend = backends.pop()
+        self._push: str | None = None  # the last one, by this process
 
     def refuse_another_model(self, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         """Refuse another vocabulary than the trainer's, and for the backend `http` another shape of the model."""
@@ -243,13 +254,17 @@ class Servers:
             server.client.model = name
 
     def generate(
-        self, prompts: list[list[int]], seeds: Sequence[int | None], settings: Mapping[str, Any], counted: bool = True
+        self,
+        prompts: list[list[int]],
+        seeds: Sequence[int | None],
+        settings: Mapping[str, Any],
+        count: Callable[[int], object] = finish,
     ) -> list[Any]:
         """A completion per prompt, each with a seed of its own, which is why each is a request of its own.
 
         Args:
             settings: arguments of `VLLMClient.generate`.
-            counted: the progress that is shown is this call's.
+            count: called with each completion's number of tokens.
 
         Returns:
             By prompt: token ids; logprobs (token, 1 or more) of the sampled token and of further ones if asked for, or
@@ -257,19 +272,28 @@ class Servers:
         """
         if not prompts:
             return [[], None, None]
-        count = len(self.each)
-        servers = [self.each[i * count // len(prompts)] for i in range(len(prompts))]  # a group stays together
-        with ThreadPoolExecutor(min(len(prompts), MOST_REQUESTS)) as pool:
-            answers = []
-            for answer in pool.map(lambda *row: row[0].complete(*row[1:], settings), servers, prompts, seeds):
-                if counted:
-                    advance(len(answer["completion_ids"][0]), finished=1)
-                answers.append(answer)
+        rows, each = len(prompts), self.each
+        servers = [each[i * len(each) // rows] for i in range(rows)]  # a group stays together
+        requested = zip(servers, prompts, seeds, strict=True)
+        calls = [functools.partial(server.complete, prompt, seed, settings) for server, prompt, seed in requested]
+        asked = in_background(calls, MOST_REQUESTS)
+        answers = []
+        try:
+            for future in asked:
+                answers.append(result_of(future))
+                count(len(answers[-1]["completion_ids"][0]))
+        finally:
+            for future in asked:  # after an error or a request to stop, those that have not been sent
+                future.cancel()
+        if self._push is not None:
+            for server in self.each:
+                server.check_push(self._push)
         keys = ("completion_ids", "logprobs", "logprob_token_ids")
         return [None if answers[0][key] is None else [row[key][0] for row in answers] for key in keys]
 
     def push(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Give every server the weights, by their names in a checkpoint and the backend `http`."""
+        push, self._push = uuid.uuid4().hex, None
         with ThreadPoolExecutor(len(self.each)) as pool:
 
             def on_all(call: Callable[[Server], object]) -> Iterator[object]:
@@ -281,4 +305,5 @@ class Servers:
                 list(underway)
                 underway = on_all(functools.partial(Server.post, route="update_weights", body=body))
             list(underway)
-            list(on_all(Server.end_update))
+            list(on_all(functools.partial(Server.end_update, push=push)))
+        self._push = push

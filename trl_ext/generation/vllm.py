@@ -23,6 +23,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_ext.compat.trl_engine import backend_made_by, engine_started_with, requests_with
 from trl_ext.compat.vllm_steps import steps_counted
+from trl_ext.errors import ServerError
 from trl_ext.generation.adapter_sync import (
     AdapterFolder,
     Rollout,
@@ -33,7 +34,7 @@ from trl_ext.generation.adapter_sync import (
     reason_to_merge,
     room,
 )
-from trl_ext.generation.in_flight import InFlight, in_background
+from trl_ext.generation.in_flight import InFlight, in_background, result_of
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
 from trl_ext.generation.request_seeds import Place, RequestSeeds
@@ -314,22 +315,28 @@ class ServerEngine(ColocatedEngine):
             place: in the run, of the rollout.
         """
         seeds = self.seeds.at(place, len(prompts), self.generation_kwargs.get("seed"))
-        ask = functools.partial(self.servers.generate, prompts, seeds, self._settings(), counted=False)
-        self.ahead = InFlight(prompts, version, in_background(ask))
+        arrived: list[int] = []
+        ask = functools.partial(self.servers.generate, prompts, seeds, self._settings(), arrived.append)
+        self.ahead = InFlight(prompts, version, in_background([ask])[0], arrived)
 
     def answers_ahead(self, prompts: list[list[int]]) -> tuple[Any, ...]:
         """What `generate` returns, of the rollout that was asked for ahead, and its weights' version; collective."""
-        ahead, self.ahead = self.ahead, None
+        ahead = self.ahead
         assert ahead is not None
-        with server_errors_on_all_ranks():
-            answers = ahead.of(prompts)
+        try:
+            with server_errors_on_all_ranks(), sampling():
+                answers = ahead.of(prompts)
+        except ServerError:
+            self.ahead = None
+            raise
+        self.ahead = None  # but not where it was interrupted: a checkpoint has it
         return prompts, *answers, ahead.version
 
     def wait_for_ahead(self) -> None:
         """Until all ranks' rollouts asked for ahead are there, since a push would get into them; collective."""
         if self.ahead is not None:
             with server_errors_on_all_ranks():
-                self.ahead.answers.result()
+                result_of(self.ahead.answers)
 
     def _settings(self) -> dict[str, Any]:
         same = "repetition_penalty temperature top_p top_k logprobs structured_outputs_regex generation_kwargs"

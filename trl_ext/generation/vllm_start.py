@@ -80,8 +80,8 @@ def place_in_environment(state: PartialState) -> Iterator[None]:
 def starting_vllm() -> Iterator[None]:
     """Turn what goes wrong when vLLM starts into a `RuntimeError` that names the setting to change.
 
-    An engine that nothing refers to any more gives its memory back first, as in a notebook whose cell is run again: with
-    each start vLLM freezes all objects that there are, and what is frozen is never collected.
+    An engine that nothing refers to any more gives its memory back first, as in a notebook whose cell is run again:
+    with each start vLLM freezes all objects that there are, and what is frozen is never collected.
     """
     gc.unfreeze()
     gc.collect()

@@ -109,6 +109,7 @@ class Registered:
     """
 
     _weight_update_active: bool  # of vLLM's worker
+    _push = ""  # the last one, by the name that its trainer gave it; none of the weights that the server started with
 
     def report_model_config(self) -> dict[str, object]:
         """What the served model's own config says, for a trainer to compare with its model's."""
@@ -120,6 +121,14 @@ class Registered:
         lora = self.vllm_config.lora_config  # type: ignore[attr-defined]
         updating = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
         return lora.max_lora_rank if lora is not None and updating else 0, self.device.type  # type: ignore[attr-defined]
+
+    def take_push(self, push: str) -> None:
+        """Keep the name of the push that is complete now."""
+        self._push = push
+
+    def report_push(self) -> str:
+        """The name of the push that the weights are of."""
+        return self._push
 
     def take_adapter(self, files: dict[str, str]) -> str:
         """Write an adapter's files, in base64, where vLLM can load them, and return the path of their folder."""

@@ -128,10 +128,11 @@ class RolloutsAhead:
         ahead: InFlight | None = self.trainer.vllm_generation.ahead if self.is_on else None
         if ahead is not None:
             with contextlib.suppress(ServerError):  # which the rollout itself ends with
-                return {"ahead": {**vars(ahead), "answers": ahead.answers.result()}}
+                answers = ahead.answers.result()
+                return {"ahead": {"prompts": ahead.prompts, "version": ahead.version, "answers": answers}}
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """With the completions that were on their way."""
         if self.is_on and "ahead" in state:
-            self.trainer.vllm_generation.ahead = InFlight.arrived(**state["ahead"])
+            self.trainer.vllm_generation.ahead = InFlight.complete(**state["ahead"])

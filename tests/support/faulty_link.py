@@ -11,14 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import requests
 
 GENERATES = "/inference/v1/generate", "/v1/completions"
-FINE, BUSY, GONE = 200, 503, 0  # what becomes of a request
+FINE, BUSY, GONE = 200, 503, 0  # the fate of a request
 
 
 class Link:
     """A proxy of the server at `url`.
 
     Args:
-        fault: from the number of a request for a completion, from 0, what becomes of it; it may take its time.
+        fault: from the number of a request for a completion, from 0, its fate; it may take its time.
     """
 
     def __init__(self, url: str, fault: Callable[[int], int]) -> None:

@@ -47,7 +47,7 @@ def two_gpus(
         raise InputError(f"{config}: --two_gpus compares ways to sample GRPO's rollouts with vLLM")
     if (one.rollout, one.step) != (both.rollout, both.step):
         raise InputError(
-            f"{config}: rollouts of {one.rollout} rows and steps of {one.step} on one GPU, {both.rollout} and {both.step} "
+            f"{config}: rollouts of {one.rollout} rows and steps of {one.step} on one, {both.rollout} and {both.step} "
             "on two; set rollout_batch_size and train_batch_size, so that they are the same"
         )
     counted = costs or count_costs(one)

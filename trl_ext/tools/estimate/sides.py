@@ -15,7 +15,7 @@ class Sides:
 
     sampling: float  # the engine's: prompts and decoding
     training: float  # the policy's: rewards, scoring and optimizer steps
-    push: float  # of the weights, during which neither side goes on
+    push: float  # of the weights, during which both sides wait
     ahead: bool = False  # whether the next rollout is sampled in the meantime (`rollout_ahead`)
 
     @property
@@ -104,7 +104,7 @@ def turning_ratios(sampling: float, training: float, push: float = 0.0) -> tuple
     """Between which ratios of sampling to training 1 + 1 with rollouts ahead takes less time than 2 colocated.
 
     In units of the training on one GPU and with x for the ratio, colocated takes s x + t + p, where perfect halving is
-    s = t = 1/2, and rollouts ahead max(x, 1). Below x = 1 they are equal at (1 - t - p) / s, above at (t + p) / (1 - s):
+    s = t = 1/2, and rollouts ahead max(x, 1). Below x = 1 they are equal at (1 - t - p) / s, above (t + p) / (1 - s):
     with perfect halving at 1 only, so that colocated is never slower. The more s, t and p are, the wider the interval;
     with s = 1, decoding that reads weights for however few rows, it has no upper end.
 

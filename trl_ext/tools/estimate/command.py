@@ -53,7 +53,11 @@ def main() -> None:
 
     use_all_cores()
     try:
-        reason = layouts.report(args) if args.two_gpus else recipe.report(args)
+        reason = None
+        if args.two_gpus:
+            layouts.report(args)
+        else:
+            reason = recipe.report(args)
     except (ValueError, OSError, yaml.YAMLError) as error:
         sys.exit(f"error: {error}")
     if reason:

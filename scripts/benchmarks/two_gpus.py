@@ -2,8 +2,8 @@
 
     python -m scripts.benchmarks.two_gpus --plot docs/results/two_gpus.png
 
-An estimate with assumed efficiencies, not a measurement; it needs no GPU. The ratio is changed as if sampling took longer or
-shorter, with what two GPUs save of it as the recipe's estimate has it.
+An estimate with assumed efficiencies, not a measurement; it needs no GPU. The ratio is changed as if sampling took
+longer or shorter, with what two GPUs save of it as the recipe's estimate has it.
 """
 
 from __future__ import annotations

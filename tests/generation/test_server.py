@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -356,6 +358,29 @@ def test_a_fault_that_stays_ends_a_run_ahead_in_a_line(
     assert saved.name == "checkpoint-2"
     resumed = run(tmp_path, servers["tied"], resume=saved, rollout_ahead=1, max_steps=6, save_steps=100)
     assert resumed.trainer.state.global_step == 6
+
+
+def test_sigterm_does_not_wait_for_a_servers_answers(
+    whole: Sees, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    second = len(whole.rollouts[1])
+    silent = silent_from(second)
+    told: list[float] = []
+
+    def tell(number: int) -> int:
+        if number == second:
+            told.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+        return silent(number)
+
+    with linked(servers["tied"].url, tell) as link:
+        saving = {"save_strategy": "steps", "save_steps": 100, "max_steps": 3}
+        trainer = trainer_of(tmp_path, servers["tied"], vllm_server_base_url=link.url, **saving)
+        with trainer.stopping_on_sigterm():
+            trainer.train()
+    assert time.monotonic() - told[0] < 10
+    assert (trainer.stop_signal, trainer.state.global_step) == (signal.SIGTERM, 1)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-1"]
 
 
 def test_answers_of_other_weights_than_were_pushed_end_a_run(servers: dict[str, VllmServer], tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ differ in the correction for old samples, regimes in how far the policy moves wi
 same policy, problems and validations. Interrupted, it resumes when it is started again: finished runs are kept.
 
     python -m scripts.benchmarks.staleness
-    python -m scripts.benchmarks.staleness --regimes one_step --seeds 0 1
+    python -m scripts.benchmarks.staleness --regimes recipe --seeds 0 1
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -32,36 +32,38 @@ from trl_ext.runs.provenance import provenance
 from .server_push import serving
 
 RECIPE = Path(grpo_math.__file__).with_suffix(".yaml")
-VALIDATED_EVERY = 10  # optimizer steps
+SETTINGS = {"base_policy_seed": "0", "validation_problems": "256", "validate_every": "8"}
 SYNCHRONOUS = "synchronous"
 DEFAULT = {"sampler_weight": "token", "sampler_rejection": "sequence_mean_k3"}
 AHEAD: dict[str, dict[str, str]] = {
     "no correction": {"sampler_weight": "unweighted", "sampler_rejection": "keep_all"},
     "token, sequence_mean_k3 (default)": DEFAULT,
-    "token, keep_all": {"sampler_weight": "token", "sampler_rejection": "keep_all"},
     "sequence, keep_all": {"sampler_weight": "sequence", "sampler_rejection": "keep_all"},
     "token, token_ratio (IcePop)": {
-        "sampler_weight": "token", "sampler_weight_options": "clip_max=none", "sampler_rejection": "token_ratio",
+        "sampler_weight": "token", "sampler_weight_options": '{"clip_max": null}', "sampler_rejection": "token_ratio",
     },
     "old_log_probs sampler": {"old_log_probs": "sampler"},
 }  # fmt: skip
 ARMS = {SYNCHRONOUS: DEFAULT, **{name: {**correction, "rollout_ahead": "1"} for name, correction in AHEAD.items()}}
 REGIMES: dict[str, dict[str, str]] = {
-    "one_step": {},  # the recipe's: one optimizer step on a rollout of 128 responses
-    "four_steps": {"rollout_batch_size": "512", "learning_rate": "1e-3"},  # four, each three times as large
+    # four optimizer steps on a rollout, each more than three times as large: samples are up to seven steps old
+    "four_steps": {
+        "train_batch_size": "32",
+        "micro_train_batch_size": "32",
+        "learning_rate": "1e-3",
+        "max_steps": "32",
+    },
+    "recipe": {"max_steps": "24"},  # one step on a rollout of 128 responses
 }
 
 
-def train(folder: Path, url: str, steps: int, seed: int, settings: Mapping[str, str]) -> None:
-    """One run of the recipe in this process, unless it has finished before."""
+def train(folder: Path, url: str, settings: Mapping[str, str]) -> None:
+    """One run of the recipe in this process, with a server, unless it has finished before."""
     if finished(folder):
         return
-    run = {
-        "output_dir": str(folder), "use_vllm": "true", "vllm_mode": "server", "vllm_server_base_url": url,
-        "max_steps": str(steps), "seed": str(seed), "base_policy_seed": "0", "validation_problems": "256",
-        "validate_every": str(VALIDATED_EVERY), "save_strategy": "no", "disable_tqdm": "true", **settings,
-    }  # fmt: skip
-    flags = [word for name, value in run.items() for word in (f"--{name}", value)]
+    served = {"use_vllm": "true", "vllm_mode": "server", "vllm_server_base_url": url}
+    quiet = {"save_strategy": "no", "disable_tqdm": "true", "output_dir": str(folder)}
+    flags = [word for name, value in {**served, **quiet, **settings}.items() for word in (f"--{name}", value)]
     grpo_math.main(*parse(GRPO_SETTINGS, None, RECIPE, flags))
 
 
@@ -114,7 +116,6 @@ def main() -> None:
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES), help="(default: all)")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="(default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="(default: 0 1 2 3 4)")
-    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run (default: 40)")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for the server (default: 600)")
     parser.add_argument("--runs", type=Path, default=Path("runs/staleness"), help="where the runs go")
     parser.add_argument("--json", type=Path, default=Path("docs/results/staleness.json"), help="where figures go")
@@ -124,17 +125,18 @@ def main() -> None:
         (regime, arm, seed): args.runs / regime / arm.translate(str.maketrans(" ", "_", ",()")) / f"seed_{seed}"
         for seed in args.seeds for regime in args.regimes for arm in args.arms
     }  # fmt: skip
+    made = provenance()
     figures: dict[str, Any] = {regime: {arm: {} for arm in args.arms} for regime in args.regimes}
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         model = Path(shutil.copytree(make_base_policy(seed=0), Path(scratch) / "model"))  # next to which a log goes
         servers = stack.enter_context(serving(model, args.patience))
         for (regime, arm, seed), folder in folders.items():
-            settings = {**REGIMES[regime], **ARMS[arm]}
-            train(folder, servers.each[0].client.base_url, args.steps, seed, settings)
+            settings = {**SETTINGS, **REGIMES[regime], **ARMS[arm], "seed": str(seed)}
+            train(folder, servers.each[0].client.base_url, settings)
             figures[regime][arm][str(seed)] = outcome(folder)
-            write_json(args.json, {"steps": args.steps, "regimes": figures, **provenance()})
+            write_json(args.json, {"settings": SETTINGS, "regimes": REGIMES, "arms": ARMS, "runs": figures} | made)
     for regime, arms in figures.items():
-        print(f"\n{regime}: {REGIMES[regime] or 'the recipe'}\n", *table(arms), sep="\n")
+        print(f"\n{regime}: {REGIMES[regime]}\n", *table(arms), sep="\n")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,8 @@ def main() -> None:
                     }
                     run["max_steps"] = args.rollouts * epochs
                     settings = {**SETTINGS, **{name: str(value) for name, value in run.items()}}
-                    train(folder, servers.each[0].client.base_url, settings)
+                    if not finished(folder):
+                        train(folder, servers.each[0].client.base_url, settings)
                     done = finished(folder)
                     assert done is not None
                     rows = [row for row in read_jsonl(done.path / METRICS) if "loss" in row]

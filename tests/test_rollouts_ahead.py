@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.benchmarks.rollouts_ahead import RolloutSeconds, gained, rollouts_in
+from scripts.benchmarks.rollouts_ahead import Rollout, gained, rollouts_in
 from scripts.benchmarks.staleness import difference, scores
 
 
-def test_a_rollout_lasts_until_its_last_step_ends() -> None:
-    sampled = {"rollout_time": 2.0, "sync_time": 0.5}
-    rows = [{"wall_clock_s": at, **(sampled if i % 2 == 0 else {})} for i, at in enumerate((1.0, 2.0, 6.0, 8.0, 9.0))]
-    assert rollouts_in(rows, 2) == [RolloutSeconds(total=6.0, sampling=2.0, sync=0.5)]  # the third has not ended
-    assert rollouts_in(rows, 2)[0].training == 3.5
+def test_a_rollout_lasts_from_the_end_of_the_one_before() -> None:
+    rows = [{"wall_clock_s": at, "rollout_time": 2.0, "sync_time": 0.5} for at in (1.0, 7.0, 11.0)]
+    first, second = rollouts_in(rows)
+    assert first == Rollout(total=6.0, sampling=2.0, sync=0.5)
+    assert (first.training, second.training) == (3.5, 1.5)
 
 
 def test_all_is_gained_where_only_the_longer_side_is_left() -> None:
-    assert gained(together=5.0, ahead=3.0, least=3.0) == 1
-    assert gained(together=5.0, ahead=5.0, least=3.0) == 0
-    assert gained(together=5.0, ahead=4.0, least=3.0) == 0.5
+    assert gained(together=5.0, ahead=3.0, longer=3.0) == 1
+    assert gained(together=5.0, ahead=5.0, longer=3.0) == 0
+    assert gained(together=5.0, ahead=4.0, longer=3.0) == 0.5
 
 
 @pytest.mark.moderate

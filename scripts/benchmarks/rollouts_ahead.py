@@ -1,11 +1,12 @@
-"""Seconds of a rollout with its steps: `--rollout_ahead 1` against 0, a vLLM server and the trainer on a core each.
+"""Seconds of a rollout with its step: `--rollout_ahead 1` against 0, a vLLM server and the trainer on a core each.
 
-A workload is a number of epochs on each rollout: with more, training takes longer, sampling does not. Its runs
-alternate between 0 and 1, so that what else the machine does falls on both. Seconds of sampling, sync and training are
-those of the runs with 0. The model has random weights (6 million). Interrupted, it resumes when it is started again.
+A workload is how many of a group's responses are trained on (`--rollout_selection max_variance`), so that training
+takes longer or shorter for the same sampling. Its runs alternate between 0 and 1, so that what else the machine does
+falls on both. Seconds of sampling, sync and training are those of the runs with 0. The model has random weights.
+Interrupted, it resumes when it is started again.
 
-    python -m scripts.benchmarks.rollouts_ahead
-    python -m scripts.benchmarks.rollouts_ahead --epochs 1 --rounds 1 --server_core 0 --trainer_core 1
+    python -m scripts.benchmarks.rollouts_ahead --plot docs/results/rollouts_ahead.png
+    python -m scripts.benchmarks.rollouts_ahead --kept 8 --rounds 1 --server_core 0 --trainer_core 1
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from trl_ext.plots import figure
 from trl_ext.runs.layout import METRICS, finished
 from trl_ext.runs.provenance import provenance
 
-from .random_model import save_random_model
+from .random_model import SHAPES, save_random_model
 from .server_push import serving
 from .staleness import train
 
+GROUP = 8  # responses
 WARM_UP = 2  # rollouts that are left out; with `rollout_ahead 1` the first of a run is sampled with current weights
 REWARD = f"{Path(__file__).with_name('gpu_rank.py')}:length_matters"
 SETTINGS = {
-    "reward": REWARD, "rollout_batch_size": "64", "train_batch_size": "64", "group_size": "8",
+    "reward": REWARD, "rollout_batch_size": "64", "train_batch_size": "64", "group_size": str(GROUP),
     "micro_train_batch_size": "16", "sampling_max_tokens": "64", "learning_rate": "1e-5", "validation_problems": "8",
-    "validate_every": "1000", "log_generations_every": "1000",
+    "validate_every": "1000", "log_generations_every": "1000", "rollout_selection": "max_variance",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RolloutSeconds:
-    """One rollout with its optimizer steps: wall-clock, and of it waiting for responses and pushing weights."""
+class Rollout:
+    """Seconds of a rollout with its step: wall-clock, and of it until there are rewards, and for pushing weights."""
 
     total: float
     sampling: float
@@ -53,48 +55,39 @@ class RolloutSeconds:
         return self.total - self.sampling - self.sync
 
 
-def rollouts_in(rows: Sequence[Mapping[str, Any]], steps: int) -> list[RolloutSeconds]:
-    """The rollouts of a run's metrics after the first, with a row for each optimizer step.
-
-    Args:
-        steps: of a rollout.
-    """
-    firsts, ends = rows[::steps], [row["wall_clock_s"] for row in rows[steps - 1 :: steps]]
+def rollouts_in(rows: Sequence[Mapping[str, Any]]) -> list[Rollout]:
+    """The rollouts of a run after the first, by its metrics: a row for each, with the time at which it ended."""
     return [
-        RolloutSeconds(end - begin, row["rollout_time"], row["sync_time"])
-        for (begin, end), row in zip(pairwise(ends), firsts[1:], strict=False)
+        Rollout(row["wall_clock_s"] - before["wall_clock_s"], row["rollout_time"], row["sync_time"])
+        for before, row in pairwise(rows)
     ]
 
 
-def gained(together: float, ahead: float, least: float) -> float:
-    """Which share of what could be saved was saved: 1 where `ahead` is the longer side alone, 0 where it is the sum."""
-    return (together - ahead) / (together - least)
+def gained(together: float, ahead: float, longer: float) -> float:
+    """Which share of what could be saved was saved: 1 where only the longer side is left, 0 where it is the sum."""
+    return (together - ahead) / (together - longer)
 
 
-def summary(synchronous: Sequence[RolloutSeconds], ahead: Sequence[RolloutSeconds]) -> dict[str, float]:
-    """Medians of a workload, the quartiles of its totals, and what was gained."""
-    sampling = median(rollout.sampling for rollout in synchronous)
-    training = median(rollout.training for rollout in synchronous)
-    totals = {"synchronous": [r.total for r in synchronous], "ahead": [r.total for r in ahead]}
-    figures = {"sampling": sampling, "training": training, "sync": median(r.sync for r in synchronous)}
-    for name, seconds in totals.items():
-        figures[f"{name}_low"], figures[name], figures[f"{name}_high"] = quantiles(seconds, n=4)
-    figures["waits"] = median(rollout.sampling for rollout in ahead)
-    return {**figures, "gained": gained(figures["synchronous"], figures["ahead"], max(sampling, training))}
+def summary(synchronous: Sequence[Rollout], ahead: Sequence[Rollout]) -> dict[str, float]:
+    """Medians of a workload, quartiles of its totals, and what was gained."""
+    parts = {name: median(getattr(one, name) for one in synchronous) for name in ("sampling", "training", "sync")}
+    figures = {**parts, "waits": median(one.sampling for one in ahead)}
+    for name, rollouts in (("synchronous", synchronous), ("ahead", ahead)):
+        low, middle, high = quantiles((one.total for one in rollouts), n=4)
+        figures |= {f"{name}_low": low, name: middle, f"{name}_high": high}
+    longer = max(parts["sampling"], parts["training"])
+    return {**figures, "gained": gained(figures["synchronous"], figures["ahead"], longer)}
 
 
 def table(workloads: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Workloads in Markdown."""
-    heads = [
-        "epochs", "sampling", "training", "sync", "`rollout_ahead 0` (quartiles)", "`rollout_ahead 1` (quartiles)",
-        "max(sampling, training)", "0 / 1", "gained",
-    ]  # fmt: skip
+    heads = ["trained on", "sampling", "training", "sync", "ahead 0", "ahead 1", "longer side", "0 / 1", "gained"]
     rows = []
     for name, of in workloads.items():
+        parts = [f"{of[part]:.2f}" for part in ("sampling", "training", "sync")]
         totals = [f"{of[m]:.2f} ({of[f'{m}_low']:.2f} to {of[f'{m}_high']:.2f})" for m in ("synchronous", "ahead")]
         longer, ratio = max(of["sampling"], of["training"]), of["synchronous"] / of["ahead"]
-        parts = [f"{of[part]:.2f}" for part in ("sampling", "training", "sync")]
-        rows.append([name, *parts, *totals, f"{longer:.2f}", f"{ratio:.2f}", f"{of['gained']:.2f}"])
+        rows.append([f"{name} of {GROUP}", *parts, *totals, f"{longer:.2f}", f"{ratio:.2f}", f"{of['gained']:.2f}"])
     return markdown_table(heads, rows)
 
 
@@ -104,12 +97,11 @@ def draw(path: Path, workloads: Mapping[str, Mapping[str, float]]) -> None:
     ratios = [of["sampling"] / of["training"] for of in ordered]
     with figure(path, (7, 4.5)) as (panel,):
         for mode, label in (("synchronous", "rollout_ahead 0"), ("ahead", "rollout_ahead 1")):
-            middle = [of[mode] for of in ordered]
             ends = [[abs(of[f"{mode}_{end}"] - of[mode]) for of in ordered] for end in ("low", "high")]
-            panel.errorbar(ratios, middle, ends, marker="o", capsize=3, label=label)
+            panel.errorbar(ratios, [of[mode] for of in ordered], ends, marker="o", capsize=3, label=label)
         longer = [max(of["sampling"], of["training"]) for of in ordered]
-        panel.plot(ratios, longer, "--", color="gray", label="max(sampling, training)")
-        panel.set(xlabel="sampling / training", ylabel="seconds of a rollout with its steps")
+        panel.plot(ratios, longer, "--", color="gray", label="the longer of sampling and training")
+        panel.set(xlabel="sampling / training", ylabel="seconds of a rollout with its step")
         panel.set_ylim(bottom=0)
         panel.legend()
 
@@ -117,8 +109,9 @@ def draw(path: Path, workloads: Mapping[str, Mapping[str, float]]) -> None:
 def main() -> None:
     """Run what has not run, print the table, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", nargs="+", type=int, default=[1, 2, 4], help="of a workload each (default: 1 2 4)")
-    parser.add_argument("--rollouts", type=int, default=12, help="of a run (default: 12)")
+    parser.add_argument("--kept", nargs="+", type=int, default=[2, 4, 8], help=f"of {GROUP} responses (default: 2 4 8)")
+    parser.add_argument("--shape", choices=SHAPES, default="6m", help="of the model (default: 6m)")
+    parser.add_argument("--rollouts", type=int, default=10, help="of a run (default: 10)")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each mode and workload (default: 2)")
     parser.add_argument("--server_core", type=int, default=1, help="(default: 1)")
     parser.add_argument("--trainer_core", type=int, default=0, help="(default: 0)")
@@ -128,37 +121,28 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the plot to this file")
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # the server's
-    seconds: dict[int, dict[int, list[RolloutSeconds]]] = {epochs: {0: [], 1: []} for epochs in args.epochs}
-    loads = [os.getloadavg()[0]]
+    rollouts: dict[str, dict[str, list[Rollout]]] = {str(kept): {"0": [], "1": []} for kept in args.kept}
+    loads = []
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        model = save_random_model(Path(scratch) / "model", "6m")
+        model = save_random_model(Path(scratch) / "model", args.shape)
         os.sched_setaffinity(0, {args.server_core})  # which the server inherits
-        servers = stack.enter_context(serving(model, args.patience))
+        url = stack.enter_context(serving(model, args.patience)).each[0].client.base_url
         os.sched_setaffinity(0, {args.trainer_core})
+        own = {**SETTINGS, "model_name_or_path": str(model), "max_steps": str(args.rollouts)}
         for turn in range(args.rounds):
-            for epochs in args.epochs:
-                for ahead in (0, 1):
-                    folder = args.runs / f"epochs_{epochs}" / f"ahead_{ahead}_round_{turn}"
-                    run: dict[str, Any] = {
-                        "epochs_per_rollout_batch": epochs,
-                        "rollout_ahead": ahead,
-                        "model_name_or_path": model,
-                    }
-                    run["max_steps"] = args.rollouts * epochs
-                    settings = {**SETTINGS, **{name: str(value) for name, value in run.items()}}
+            for kept in map(str, args.kept):
+                for ahead in ("0", "1"):
+                    folder = args.runs / f"{args.shape}_kept_{kept}" / f"ahead_{ahead}_round_{turn}"
                     if not finished(folder):
-                        train(folder, servers.each[0].client.base_url, settings)
-                    done = finished(folder)
-                    assert done is not None
-                    rows = [row for row in read_jsonl(done.path / METRICS) if "loss" in row]
-                    seconds[epochs][ahead] += rollouts_in(rows, epochs)[WARM_UP - 1 :]
+                        train(folder, url, {**own, "rollout_selection_options": f"keep={kept}", "rollout_ahead": ahead})
+                    run = finished(folder)
+                    assert run is not None
+                    rows = [row for row in read_jsonl(run.path / METRICS) if "rollout_time" in row]
+                    rollouts[kept][ahead] += rollouts_in(rows)[WARM_UP - 1 :]
                     loads.append(os.getloadavg()[0])
-    workloads = {str(epochs): summary(of[0], of[1]) for epochs, of in seconds.items()}
+    workloads = {kept: summary(of["0"], of["1"]) for kept, of in rollouts.items()}
     print(*table(workloads), sep="\n")
-    each = {
-        epochs: {ahead: [asdict(one) for one in rollouts] for ahead, rollouts in of.items()}
-        for epochs, of in seconds.items()
-    }
+    each = {kept: {ahead: [asdict(one) for one in of[ahead]] for ahead in of} for kept, of in rollouts.items()}
     write_json(args.json, {"workloads": workloads, "rollouts": each, "load": loads, **provenance()})
     if args.plot:
         draw(args.plot, workloads)

@@ -9,10 +9,11 @@ from scripts.benchmarks.staleness import difference, scores
 
 
 def test_a_rollout_lasts_from_the_end_of_the_one_before() -> None:
-    rows = [{"wall_clock_s": at, "rollout_time": 2.0, "sync_time": 0.5} for at in (1.0, 7.0, 11.0)]
-    first, second = rollouts_in(rows)
-    assert first == Rollout(total=6.0, sampling=2.0, sync=0.5)
-    assert (first.training, second.training) == (3.5, 1.5)
+    sampled = {"rollout_time": 2.0, "sync_time": 0.5}
+    rows = [{"wall_clock_s": at, **(sampled if i % 2 == 0 else {})} for i, at in enumerate((1.0, 2.0, 6.0, 8.0, 9.0))]
+    (only,) = rollouts_in(rows, 2)  # the third has not ended
+    assert only == Rollout(total=6.0, sampling=2.0, sync=0.5)
+    assert only.training == 3.5
 
 
 def test_all_is_gained_where_only_the_longer_side_is_left() -> None:

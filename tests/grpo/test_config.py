@@ -524,8 +524,6 @@ def test_continuous_batching_with_stop_strings_is_refused() -> None:
         ({"use_vllm": "false"}, "an engine on GPUs of its own"),
         ({"vllm_mode": "colocate"}, "an engine on GPUs of its own"),
         ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "rollouts of whole optimizer steps"),
-        ({"dynamic_sampling_tries": 2, "preset": "dapo"}, "problems that do not depend on the rollout before"),
-        ({"uninformative_keep_prob": 0.5}, "problems that do not depend on the rollout before"),
         ({"tools": ["calculator"]}, "responses of one turn"),
     ],
 )

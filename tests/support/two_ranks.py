@@ -1,7 +1,7 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, estimate, resume, reference, compiled,
-                                                   or quantized
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, ahead, estimate, resume, reference,
+                                                   compiled, or quantized
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -397,6 +398,40 @@ def sync_runs(path: Path) -> dict[str, Any]:
     return found
 
 
+def runs_ahead(path: Path) -> dict[str, Any]:
+    """What this rank trains on in a run one rollout ahead, in another whose answers are late, and in a resumed one.
+
+    The servers at TRL_EXT_TEST_SERVER sample; problems are selected by earlier rewards.
+    """
+    from tests.generation.test_server import SELECTED, Sees, at_random_times
+    from tests.generation.test_vllm import save_model
+
+    if ZERO3:
+        partition_everything(path.with_suffix(".json"))
+    model = save_model(path / f"model{os.environ['RANK']}", tied=True)
+    found: dict[str, Any] = {}
+
+    def run(name: str, resume: Path | None = None) -> None:
+        sees = Sees()
+        sees.trainer = make_trainer(
+            ExtGRPOTrainer, ExtGRPOConfig, path / name, model=str(model), use_vllm=True, vllm_mode="server",
+            vllm_server_base_url=os.environ["TRL_EXT_TEST_SERVER"], model_init_kwargs={"dtype": "float32"},
+            preset="grpo_clip", learning_rate=0.1, rollout_ahead=1, callbacks=[sees], max_steps=4, save_strategy="steps",
+            save_steps=1, **SELECTED,
+        )  # fmt: skip
+        sees.trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        logged = [entry for entry in sees.trainer.state.log_history if "sampling/staleness" in entry]
+        staleness = [entry["sampling/staleness"] for entry in logged]
+        found[name] = {"rollouts": sees.rollouts, "staleness": staleness}
+
+    run("first")
+    with pytest.MonkeyPatch.context() as patched:
+        at_random_times(patched, seed=int(os.environ["RANK"]))
+        run("late")
+    run("resumed", path / "first" / "checkpoint-2")
+    return found
+
+
 def partition_everything(config: Path) -> None:
     """ZeRO-3 that keeps no parameter whole between uses, as it would all of a tiny model's."""
     auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -571,7 +606,7 @@ def quantized_runs(path: Path) -> dict[str, Any]:
 
 
 PARTS = {
-    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "estimate": estimated_runs,
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "ahead": runs_ahead, "estimate": estimated_runs,
     "resume": resumed_by_two, "reference": with_a_synced_reference, "compiled": compiled_runs,
     "quantized": quantized_runs,
 }  # fmt: skip

@@ -330,6 +330,7 @@ class ServerEngine(ColocatedEngine):
             self.ahead = None
             raise
         self.ahead = None  # but not where it was interrupted: a checkpoint has it
+        self.seeds.take(len(prompts))  # which a further try at this place counts
         return prompts, *answers, ahead.version
 
     def wait_for_ahead(self) -> None:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from trl_ext.generation import server as client
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.training.stopping import TimeBudget
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
 
@@ -327,6 +329,32 @@ def test_rollouts_ahead_are_the_same_at_any_timing_and_resumed(
         assert weight_difference(resumed.trainer.model, first.trainer.model) == 0
 
 
+def test_a_time_budget_ends_a_run_with_a_rollout_ahead(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    """Validations after it are of the last weights; resumed, the run is the one without a budget."""
+
+    class Budget(TimeBudget):
+        """Spent after two steps."""
+
+        def left(self) -> float:
+            return 1e9 if self.trainer.state.global_step < 2 else 0.0
+
+    settings = {"rollout_ahead": 1, "max_steps": 4, "save_steps": 2, **SELECTED}
+    whole = run(tmp_path / "whole", servers["tied"], **settings)
+    sees = Sees()
+    sees.trainer = trainer = trainer_of(
+        tmp_path / "ended", servers["tied"], callbacks=[sees], save_strategy="steps", learning_rate=0.1, **settings
+    )
+    trainer.add_callback(Budget(trainer, SimpleNamespace(seconds=float), 1e9))
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert trainer.vllm_generation.ahead is not None
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+    (saved,) = checkpoints(tmp_path / "ended" / "run")
+    resumed = run(tmp_path / "ended", servers["tied"], resume=saved, **settings)
+    assert {**sees.rollouts, **resumed.rollouts} == whole.rollouts
+
+
 class Validates(TrainerCallback):
     """Samples after every step, while the next rollout is on its way, and expects what a synced engine gives."""
 
@@ -360,6 +388,58 @@ def test_a_server_lost_in_a_rollout_ahead_ends_the_run(
     assert saved.name == "checkpoint-2"
     resumed = run(tmp_path, servers["tied"], resume=saved, save_steps=100, rollout_ahead=1, max_steps=4)
     assert logged(resumed, "sampling/staleness")[-2:] == [0, 1], "what was on its way is sampled again"
+
+
+class StartsAgain(TrainerCallback):
+    """Kills the server when it has sampled what is on its way after two steps, and starts it on the same port."""
+
+    def __init__(self, server: VllmServer, stack: contextlib.ExitStack) -> None:
+        self.server, self.stack = server, stack
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            self.trainer.vllm_generation.wait_for_ahead()
+            self.server.kill()
+            self.stack.enter_context(serving(self.server.model, port=self.server.port)).wait()
+
+
+@pytest.mark.nightly
+def test_a_server_started_again_is_given_the_weights(
+    whole_ahead: Sees, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(servers["tied"].model)).wait()
+        again = StartsAgain(server, stack)
+        found = run(tmp_path, server, more_callbacks=[again], rollout_ahead=1, max_steps=5)
+    assert sorted(found.rollouts) == [1, 2, 3, 4, 5]
+    assert {step: found.rollouts[step] for step in whole_ahead.rollouts} == whole_ahead.rollouts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", range(3))
+def test_trainer_killed_with_a_rollout_ahead_resumes(
+    moment: int, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    """At any moment; what it then leaves is the uninterrupted run's, byte for byte."""
+    saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "validate_every": 4}
+    made = {"rollout_ahead": 1, "sampling_max_tokens": 64, **saving, **SELECTED, "reward": None}
+    weights = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = recipe_settings(folder, servers["tied"].model, servers["other"].url, **made)
+        if name == "killed":
+            with launched(folder, "one_cpu", "--config", str(settings)) as trained:
+                wait_for(lambda: trained.process.poll() is not None or len(steps(folder)) > 1)
+                time.sleep(random.Random(moment).uniform(0, 2))
+                os.killpg(trained.process.pid, signal.SIGKILL)
+            assert len(steps(folder)) < 8
+        with launched(folder, "one_cpu", "--config", str(settings), "--resume", "auto") as trained:
+            assert trained.wait() == 0, trained.printed()[-3000:]
+        assert steps(folder) == list(range(1, 9))
+        weights.append((folder / "run" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
 
 
 PASSES = {
@@ -488,7 +568,8 @@ def recipe_settings(folder: Path, model: Path, *urls: str, **more: Any) -> Path:
     settings = {
         **TINY_RUN, "model_name_or_path": str(model), "reward": f"{folder / 'mine.py'}:mine", "use_vllm": True,
         "vllm_mode": "server", "vllm_server_base_url": ",".join(urls), "disable_tqdm": True, "bf16": False,
-        "prompt": "question_only", "stop": None, "output_dir": str(folder / "run"), **more,
+        "prompt": "question_only", "stop": None, "output_dir": str(folder / "run"),
+        **{name: value for name, value in more.items() if value is not None},
     }  # fmt: skip
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(settings))

@@ -249,8 +249,8 @@ class RunSettings(RecordsGiven):
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self
         if config.use_vllm and config.vllm_mode == "server":
-            ours_and_theirs = [f.name for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
-            if ignored := given(config, ours_and_theirs, off=False):
+            of_colocated = [f.name for f in fields(config) if f.name in OF_COLOCATED]
+            if ignored := given(config, of_colocated, off=False):
                 raise ValueError(
                     f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
                     "there, or set vllm_mode: colocate"
@@ -273,6 +273,7 @@ class RunSettings(RecordsGiven):
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_") and f.name != "vllm_lora_sync"]
+OF_COLOCATED = (*_OUR_ENGINE, *_TRLS_ENGINE)
 
 
 def card_without_bf16(use_cpu: bool) -> str | None:

@@ -434,16 +434,20 @@ def test_trainer_killed_with_a_rollout_ahead_resumes(
         folder.mkdir()
         settings = recipe_settings(folder, servers["tied"].model, servers["other"].url, **made)
         if name == "killed":
-            with launched(folder, "one_cpu", "--config", str(settings)) as trained:
-                wait_for(lambda: trained.process.poll() is not None or len(steps(folder)) > 1)
-                time.sleep(random.Random(moment).uniform(0, 2))
-                os.killpg(trained.process.pid, signal.SIGKILL)
-            assert len(steps(folder)) < 8
+            kill_after_two_steps(folder, settings, random.Random(moment).uniform(0, 2))
         with launched(folder, "one_cpu", "--config", str(settings), "--resume", "auto") as trained:
             assert trained.wait() == 0, trained.printed()[-3000:]
         assert steps(folder) == list(range(1, 9))
         weights.append((folder / "run" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+
+
+def kill_after_two_steps(folder: Path, settings: Path, seconds: float) -> None:
+    with launched(folder, "one_cpu", "--config", str(settings)) as trained:
+        wait_for(lambda: trained.process.poll() is not None or len(steps(folder)) > 1)
+        time.sleep(seconds)
+        os.killpg(trained.process.pid, signal.SIGKILL)
+    assert len(steps(folder)) < 8
 
 
 PASSES = {

@@ -42,7 +42,11 @@ def rolling_out(version: int, curriculum: object = None) -> tuple[RolloutsAhead,
         _log_training=lambda *metric: said.append(metric), _tokenize_prompts=lambda prompts: (prompts,),
     )  # fmt: skip
     config: Any = SimpleNamespace(
-        rollout_ahead=1, steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=2, max_completion_length=9
+        rollout_ahead=1,
+        steps_per_generation=4,
+        num_iterations=1,
+        gradient_accumulation_steps=2,
+        max_completion_length=9,
     )
     selected = lambda rows, call: ([{"prompt": [row["prompt"], call]} for row in rows], None)  # noqa: E731
     problems: Any = SimpleNamespace(curriculum=curriculum, selected=selected)

@@ -44,7 +44,8 @@ class ProblemSampler:
         ignores_zero: bool,
         log: Callable[[str, float], None],
     ) -> None:
-        self.config, self.dataset, self.accelerator = config, dataset, accelerator
+        self.config, self.accelerator = config, accelerator
+        self.dataset: Any = dataset
         self.ignores_zero, self.log = ignores_zero, log
         self.select = config.selection_fn() if config.uses_axes else None
         self.curriculum: Curriculum | None = None

@@ -421,6 +421,7 @@ def test_a_server_started_again_is_given_the_weights(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("moment", range(3))
 def test_trainer_killed_with_a_rollout_ahead_resumes(
     moment: int, servers: dict[str, VllmServer], tmp_path: Path

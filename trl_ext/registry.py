@@ -45,13 +45,17 @@ def defaults_of(of: Any) -> dict[str, Any]:
     }
 
 
+_SHOWN = 60  # names in a message
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for a `name` that is not among the `known` names of a `kind`."""
     choices = sorted(known)
     begun = [choice for choice in choices if name and choice.startswith(name)]
     nearest = begun or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices) or '(none)'}")
+    more = f" and {len(choices) - _SHOWN} more" if len(choices) > _SHOWN else ""  # folders next to a misspelled one
+    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices[:_SHOWN]) or '(none)'}{more}")
 
 
 class Registry(dict[str, Callable[..., Any]]):

@@ -159,7 +159,18 @@ def test_decoding_is_bound_by_reading_and_by_products() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_trl_and_ours_are_timed_on_the_same_completions(tmp_path: Path) -> None:
-    flags = ["--preset", "dr_grpo", "--rollout_batch_size", "16", "--train_batch_size", "16", "--group_size", "4"]
+    flags = [
+        "--preset",
+        "dr_grpo",
+        "--rollout_batch_size",
+        "16",
+        "--train_batch_size",
+        "16",
+        "--group_size",
+        "4",
+        "--stop",
+        "none",
+    ]
     sides = ["TRL", "ours by HF generate"]
     said = script("stock_step", "--sides", *sides, "--json", str(tmp_path / "found.json"), "--", *flags)
     (stock,), (ours,) = json.loads((tmp_path / "found.json").read_text())["found"].values()

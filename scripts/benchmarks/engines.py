@@ -190,13 +190,13 @@ def main() -> None:
             print(f"{engine:<24} {rates}; ready after {figures['ready_s']} s")
         if args.ceilings:
             torch.set_num_threads(1)
-            results[name]["ceilings"] = {
-                f"{rows}, {dtype}": {kind: round(value, 1) for kind, value in ceiling.items()}
+            ceilings = {
+                f"{rows}, {dtype}": decoding_ceilings(matrices(model), rows, getattr(torch, dtype))
                 for rows in args.completions for dtype in args.dtypes
-                for ceiling in [decoding_ceilings(matrices(model), rows, getattr(torch, dtype))]
             }  # fmt: skip
-            for of, ceiling in results[name]["ceilings"].items():
-                print(f"at most, {of}: {ceiling}")
+            results[name]["ceilings"] = ceilings
+            for of, ceiling in ceilings.items():
+                print(f"at most, {of}: " + ", ".join(f"{kind} {value:,.0f}" for kind, value in ceiling.items()))
     if args.json:
         settings = {name: getattr(args, name) for name in ("tokens", "group", "threads", "in_turn")}
         record = {"models": results, **settings, **provenance()}

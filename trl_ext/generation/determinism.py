@@ -2,9 +2,9 @@
 
 The table below decides, and `docs/two_gpus.md` shows it. Two things can be the same to the bit: two runs of the same
 command on the same machine, with as many threads, and a response whatever it is sampled together with. The second
-takes kernels that sum in one order for any batch. vLLM has those for NVIDIA GPUs (`VLLM_BATCH_INVARIANT`), and installs
-them for a whole process: a colocated engine's are the policy's, too. Where responses come from servers, which batch what
-has just arrived, two runs are the same only if responses do not depend on the batch.
+takes kernels that sum in one order for any batch. vLLM has those for NVIDIA GPUs (`VLLM_BATCH_INVARIANT`), and
+installs them for a whole process: a colocated engine's are the policy's, too. A server batches what has just arrived,
+so that two runs with servers are the same only where responses do not depend on the batch.
 
 Neither makes a token's log-probability the same in engine and trainer, which compute it by other kernels; how often it
 is, `sampling/identical_fraction` tells.
@@ -114,7 +114,9 @@ def check_covered(
     if row.dtypes and dtype not in (None, "auto", *row.dtypes):
         raise ValueError(f"{begin}: only in {' or '.join(row.dtypes)}, got {dtype}")
     if engine == COLOCATED and row.is_batch_invariant and top_p < 1:
-        raise ValueError(f"{begin}: torch has no deterministic cumulative sum there, which top_p={top_p:g} takes; set 1")
+        raise ValueError(
+            f"{begin}: torch has no deterministic cumulative sum there, which top_p={top_p:g} takes; set 1"
+        )
     return row
 
 
@@ -174,7 +176,10 @@ def lacks_of_server(info: Mapping[str, Any]) -> tuple[str, str] | None:
     if model["dtype"] != f"torch.{dtype}":
         return f"has weights in {model['dtype']}, and deterministic covers {dtype}", f" --dtype {dtype}"
     if model["quantization"] is not None:
-        return f"has quantized weights ({model['quantization']}), which deterministic does not cover", "out --quantization"
+        return (
+            f"has quantized weights ({model['quantization']}), which deterministic does not cover",
+            "out --quantization",
+        )
     if on_cpu:
         if config["scheduler_config"]["max_num_seqs"] == 1 and not config["cache_config"]["enable_prefix_caching"]:
             return None

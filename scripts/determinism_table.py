@@ -5,7 +5,15 @@ from __future__ import annotations
 from trl_ext.generation.determinism import ATTENTION, FAMILIES, TABLE, Row
 from trl_ext.io import markdown_table
 
-HEAD = ["engine", "device", "its dtype", "model family", "two runs are the same", "whatever a response is sampled with", "known by"]
+HEAD = [
+    "engine",
+    "device",
+    "its dtype",
+    "model family",
+    "two runs are the same",
+    "whatever a response is sampled with",
+    "known by",
+]
 _BEGIN = f"| {HEAD[0]} | {HEAD[1]} | {HEAD[2]} |"
 
 
@@ -20,7 +28,7 @@ def with_table(page: str) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    where = [row.engine, ", ".join(row.devices)]
+    where = [", ".join(row.engines), ", ".join(row.devices)]
     if row.refused:
         return [*where, "", "", f"refused: {row.refused}", "", ""]
     families = "listed below" if row.families else "any"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +17,13 @@ from unittest.mock import patch
 import pytest
 import requests
 import torch
+import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
 from trl import ModelConfig
 
 from tests.generation.test_vllm import SETTINGS
-from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny, save_wide, tiny_sft
+from tests.recipes.test_grpo import TINY_RUN
+from tests.support.tiny import fraction_of_ones, make_trainer, save_tiny, save_wide, tiny_sft, tiny_tokenizer
 from tests.support.versions import needs_vllm
 from tests.support.vllm_server import VllmServer, serving
 from trl_ext import ExtGRPOConfig, ExtGRPOTrainer
@@ -48,9 +53,14 @@ from trl_ext.generation.determinism import (
     row_of,
 )  # fmt: skip
 from trl_ext.imitation.sft import ExtSFTConfig, ExtSFTTrainer
+from trl_ext.recipes import preflight
 from trl_ext.recipes.best_of_n import BestOfN
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.evaluate import prepare as prepare_evaluation
 from trl_ext.recipes.evaluation_settings import Evaluation
+from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.recipes.model_settings import check_model_settings
+from trl_ext.recipes.settings import Data
 
 IN_VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
 ON_CPU: dict[str, Any] = {  # of what a vLLM server answers to /server_info, here on a CPU and one request at a time
@@ -83,7 +93,7 @@ def config(**settings: Any) -> ExtGRPOConfig:
 
 
 def test_every_engine_and_device_has_one_row() -> None:
-    found = [(row.engine, device) for row in TABLE for device in row.devices]
+    found = [(engine, device) for row in TABLE for engine in row.engines for device in row.devices]
     assert sorted(found) == sorted((engine, device) for engine in ENGINES for device in DEVICES)
     covered = {(engine, device) for engine, device in found if not row_of(engine, device).refused}
     served = {(SERVER, AMPERE), (SERVER, HOPPER), (EVALUATION, AMPERE), (EVALUATION, HOPPER), (COLOCATED, HOPPER)}
@@ -113,15 +123,13 @@ def test_the_table_is_what_is_refused(engine: str, device: str) -> None:
         if family in row.families or not row.families:
             check_model(row, family, "sdpa")
         else:
-            with pytest.raises(ValueError, match=rf": vLLM verified ernie4_5, .*, and the model is of {family}$"):
+            with pytest.raises(ValueError, match=rf"verified with ernie4_5, .*, and the model is of {family}$"):
                 check_model(row, family, "sdpa")
     for attention in (None, *ATTENTION, "eager", "flex_attention"):
         if attention in (None, *ATTENTION) or not row.is_batch_invariant:
             check_model(row, "qwen3", attention)
         else:
-            with pytest.raises(
-                ValueError, match=f"both attend by FlashAttention, and attn_implementation is {attention}"
-            ):
+            with pytest.raises(ValueError, match=f"attend by FlashAttention, and attn_implementation is {attention}"):
                 check_model(row, "qwen3", attention)
 
 
@@ -184,6 +192,36 @@ def test_evaluations_are_refused_before_a_model_loads(monkeypatch: pytest.Monkey
 
 
 @needs_vllm
+def test_a_model_is_refused_before_it_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [{"prompt": f"a {n}", "answer": "1"} for n in range(8)]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TINY_RUN, "output_dir": str(tmp_path / "run")}))
+    on(monkeypatch, HOPPER)
+    flags = ["--use_cpu", "true", "--bf16", "false", "--use_vllm", "true", "--deterministic", "true"]
+    flags += ["--model_name_or_path", str(save_tiny(tmp_path / "model"))]
+    for attention, line in {
+        "eager": "attend by FlashAttention, and attn_implementation is eager",
+        "sdpa": None,
+    }.items():
+        parsed = parse(GRPO_SETTINGS, None, tmp_path / "run.yaml", [*flags, "--attn_implementation", attention])
+        with contextlib.nullcontext() if line is None else pytest.raises(InputError, match=line):
+            preflight.prepare(*parsed, lambda seed: Data(rows[:6], rows[5:]))
+    other = GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tiny_tokenizer()), n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    )
+    other.save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    problems = tmp_path / "validation.jsonl"
+    problems.write_text("".join(json.dumps({"problem": row["prompt"], "answer": "1"}) + "\n" for row in rows))
+    (tmp_path / "bare.prompt").write_text("{question}")
+    settings = Evaluation(
+        str(tmp_path / "other"), dataset=str(problems), prompt=str(tmp_path / "bare.prompt"), max_tokens=8,
+        use_vllm="true", deterministic=True, output_dir=str(tmp_path / "evaluation"),
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"verified with ernie4_5, .*, and the model is of gpt2"):
+        prepare_evaluation(settings)
+
+
+@needs_vllm
 def test_a_whole_process_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("VLLM_BATCH_INVARIANT", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
     for name in names:
@@ -197,10 +235,10 @@ def test_a_whole_process_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.full_determinism
     assert made.engine_settings()["covered"] == row_of(COLOCATED, HOPPER)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
-    prepare_process(row_of(COLOCATED, HOPPER))  # it was imported with it
+    prepare_process(COLOCATED, row_of(COLOCATED, HOPPER))  # it was imported with it
     del os.environ["VLLM_BATCH_INVARIANT"]
     with pytest.raises(ValueError, match="vLLM was imported without VLLM_BATCH_INVARIANT=1, which it reads then"):
-        prepare_process(row_of(COLOCATED, HOPPER))
+        prepare_process(COLOCATED, row_of(COLOCATED, HOPPER))
 
 
 @pytest.mark.vllm
@@ -356,4 +394,4 @@ def test_a_server_that_is_covered_answers_whatever_else_is_asked(server: VllmSer
 
 def test_the_rows_say_what_is_covered() -> None:
     assert all(bool(row.refused) != bool(row.known_by) for row in TABLE)
-    assert all(isinstance(row, Row) and (row.engine == HF or row.refused or row.dtypes) for row in TABLE)
+    assert all(isinstance(row, Row) and (row.engines == (HF,) or row.refused or row.dtypes) for row in TABLE)

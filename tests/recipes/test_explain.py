@@ -124,7 +124,7 @@ def test_a_ratio_to_the_sampler_is_on_policy_nowhere() -> None:
 def test_it_says_what_is_deterministic() -> None:
     assert "deterministic" not in said(use_vllm=False)
     found = said(use_vllm=False, deterministic=True)
-    assert "deterministic\n    HF generate on a CPU: two runs are the same\n" in found
+    assert "deterministic\n    two runs are the same, with HF generate on a CPU\n" in found
     assert "    a response is the same whatever it is sampled with: no\n" in found
 
 

@@ -32,14 +32,12 @@ FAMILIES = ("ernie4_5", "exaone4", "granite", "llama", "mistral", "olmo2", "phi3
 # The trainer's attention, and the version of FlashAttention that a colocated engine then has; None is vLLM's choice.
 ATTENTION: dict[str, int | None] = {"flash_attention_2": 2, "flash_attention_3": 3, "sdpa": None}
 
-_NEITHER = "vLLM has kernels that do not depend on the batch for NVIDIA GPUs of compute capability 8.0 or newer"
-
 
 @dataclass(frozen=True)
 class Row:
-    """An engine on some devices: what is covered there, or why nothing is."""
+    """Engines on some devices: what is covered there, or why nothing is."""
 
-    engine: str
+    engines: tuple[str, ...]
     devices: tuple[str, ...]
     dtypes: tuple[str, ...] = ()  # of the engine, the usual one first; none: any
     families: tuple[str, ...] = ()  # none: any
@@ -54,28 +52,34 @@ class Row:
 
 
 _BY_VLLM: dict[str, Any] = {
-    "dtypes": ("bfloat16",), "families": FAMILIES, "whatever_batch": "yes", "known_by": "vLLM; not run here",
-}  # fmt: skip
+    "dtypes": ("bfloat16",),
+    "families": FAMILIES,
+    "whatever_batch": "yes",
+    "known_by": "what vLLM says; not run here",
+}
+_ALONE = "no: alone and in a batch log-probabilities differ"
 TABLE: tuple[Row, ...] = (
-    Row(HF, (CPU,), known_by="a test"),
+    Row((HF,), (CPU,), known_by="a test"),
+    Row((COLOCATED, EVALUATION), (CPU,), ("float32",), whatever_batch=_ALONE, known_by="a test"),
+    Row((SERVER,), (CPU,), ("float32",), whatever_batch="yes, one at a time", known_by="a test"),
+    Row((COLOCATED,), (HOPPER,), **_BY_VLLM),
+    Row((SERVER, EVALUATION), (AMPERE, HOPPER), **_BY_VLLM),
     Row(
-        HF,
-        (OLDER, AMPERE, HOPPER, OTHER),
-        refused="torch has no deterministic cumulative sum there, by which a token is drawn: set use_vllm: true",
-    ),
-    Row(COLOCATED, (CPU,), ("float32",), whatever_batch="no: alone and in a batch differ", known_by="a test"),
-    Row(COLOCATED, (HOPPER,), **_BY_VLLM),
-    Row(
-        COLOCATED,
+        (COLOCATED,),
         (AMPERE,),
         refused="vLLM's linear layer for it replaces the policy's, too, and has no gradient: use a vLLM server, "
         "vllm_mode: server",
     ),
-    Row(SERVER, (CPU,), ("float32",), whatever_batch="yes, one at a time", known_by="a test"),
-    Row(SERVER, (AMPERE, HOPPER), **_BY_VLLM),
-    Row(EVALUATION, (CPU,), ("float32",), whatever_batch="no: alone and in a batch differ", known_by="a test"),
-    Row(EVALUATION, (AMPERE, HOPPER), **_BY_VLLM),
-    *(Row(engine, (OLDER, OTHER), refused=_NEITHER) for engine in (COLOCATED, SERVER, EVALUATION)),
+    Row(
+        (HF,),
+        (OLDER, AMPERE, HOPPER, OTHER),
+        refused="torch has no deterministic cumulative sum there, by which a token is drawn: set use_vllm: true",
+    ),
+    Row(
+        (COLOCATED, SERVER, EVALUATION),
+        (OLDER, OTHER),
+        refused="vLLM has kernels that do not depend on the batch for NVIDIA GPUs of compute capability 8.0 or newer",
+    ),
 )
 
 
@@ -91,7 +95,7 @@ def device_of(use_cpu: bool) -> str:
 
 def row_of(engine: str, device: str) -> Row:
     """The row of the table."""
-    return next(row for row in TABLE if row.engine == engine and device in row.devices)
+    return next(row for row in TABLE if engine in row.engines and device in row.devices)
 
 
 def check_covered(
@@ -130,13 +134,13 @@ def check_model(row: Row, family: str, attention: str | None) -> None:
     Raises:
         ValueError: it is refused.
     """
-    begin = f"deterministic with {row.engine} on a {row.devices[0]}"
     if row.families and family not in row.families:
-        raise ValueError(f"{begin}: vLLM verified {', '.join(row.families)}, and the model is of {family}")
+        listed = ", ".join(row.families)
+        raise ValueError(f"deterministic: vLLM's kernels were verified with {listed}, and the model is of {family}")
     if row.is_batch_invariant and attention is not None and attention not in ATTENTION:
         raise ValueError(
-            f"{begin}: both attend by FlashAttention, and attn_implementation is {attention}: set it to auto, or one "
-            f"of {', '.join(ATTENTION)}"
+            f"deterministic: engine and policy attend by FlashAttention, and attn_implementation is {attention}: set "
+            f"it to auto, or one of {', '.join(ATTENTION)}"
         )
 
 
@@ -149,13 +153,13 @@ def engine_arguments(row: Row, attention: str | None) -> dict[str, Any]:
     return given
 
 
-def prepare_process(row: Row) -> None:
+def prepare_process(engine: str, row: Row) -> None:
     """Set the variables that vLLM and cuBLAS read once: at vLLM's import, and at the first product on a GPU.
 
     Raises:
         ValueError: vLLM was imported without.
     """
-    if not row.is_batch_invariant or row.engine == SERVER:  # a server has them in its own environment
+    if not row.is_batch_invariant or engine == SERVER:  # a server has them in its own environment
         return
     name = "VLLM_BATCH_INVARIANT"
     if "vllm" in sys.modules and os.environ.get(name) != "1":

@@ -220,15 +220,18 @@ class Evaluation(ToolSettings, DatasetSettings):
     def _check_determinism(self) -> None:
         if self.responses or self.export:
             raise ValueError("deterministic is of what is sampled here: leave it out with responses and export")
-        determinism.prepare_process(determinism.check_covered(*self._engine_and_device(), self.dtype))
+        engine, device = self.engine_and_device
+        determinism.prepare_process(engine, determinism.check_covered(engine, device, self.dtype))
 
-    def _engine_and_device(self) -> tuple[str, str]:
+    @property
+    def engine_and_device(self) -> tuple[str, str]:
+        """What samples and where, as the table of `determinism` has them."""
         return determinism.EVALUATION if self.engine()[0] else determinism.HF, determinism.device_of(use_cpu=False)
 
     @property
     def covered(self) -> determinism.Row | None:
         """What `deterministic` covers here; None without it."""
-        return determinism.row_of(*self._engine_and_device()) if self.deterministic else None
+        return determinism.row_of(*self.engine_and_device) if self.deterministic else None
 
     def sampling(self) -> Sampling:
         """How responses are drawn."""

@@ -26,7 +26,6 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.errors import InputError
-from trl_ext.generation import determinism
 from trl_ext.grpo.config import AXES, ExtGRPOConfig
 from trl_ext.grpo.ineffective_settings import ineffective_settings, updates_per_rollout
 from trl_ext.io import read_yaml
@@ -133,7 +132,7 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
     if row := config.covered:
-        lines += ["deterministic", f"    {row.engine} on a {determinism.device_of(config.use_cpu)}: two runs are the same"]
+        lines += ["deterministic", f"    two runs are the same, with {' on a '.join(config.engine_and_device)}"]
         lines += [f"    a response is the same whatever it is sampled with: {row.whatever_batch}"]
     if idle := ineffective_settings(config):
         lines += ["without effect here", *(f"    {name}={getattr(config, name)}: {why}" for name, why in idle.items())]

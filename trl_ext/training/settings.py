@@ -284,11 +284,13 @@ class RunSettings(RecordsGiven):
         if self.lr_decay_fraction is not None:
             raise ValueError("deterministic with lr_decay_fraction, which follows the clock: leave one of them out")
         given = {"quantization": self.vllm_quantization, "top_p": getattr(config, "top_p", 1.0)}
-        row = determinism.check_covered(*self._engine_and_device(), self.vllm_dtype, **given)
-        determinism.prepare_process(row)
+        engine, device = self.engine_and_device
+        determinism.prepare_process(engine, determinism.check_covered(engine, device, self.vllm_dtype, **given))
         config.full_determinism = True
 
-    def _engine_and_device(self) -> tuple[str, str]:
+    @property
+    def engine_and_device(self) -> tuple[str, str]:
+        """What samples and where, as the table of `determinism` has them."""
         config: Any = self
         in_vllm = determinism.SERVER if getattr(config, "vllm_mode", "") == "server" else determinism.COLOCATED
         return in_vllm if config.use_vllm else determinism.HF, determinism.device_of(config.use_cpu)
@@ -296,7 +298,7 @@ class RunSettings(RecordsGiven):
     @property
     def covered(self) -> determinism.Row | None:
         """What `deterministic` covers here; None without it."""
-        return determinism.row_of(*self._engine_and_device()) if self.deterministic else None
+        return determinism.row_of(*self.engine_and_device) if self.deterministic else None
 
     def engine_settings(self) -> dict[str, Any]:
         """Keyword arguments of vLLM in addition to TRL's own settings, and `covered` where that is something."""

@@ -20,11 +20,11 @@ _BEGIN = f"| {HEAD[0]} | {HEAD[1]} | {HEAD[2]} |"
 def with_table(page: str) -> str:
     """The page with the table and what it refers to; all else in it is as it was."""
     before, _, rest = page.partition(_BEGIN)
-    _, _, after = rest.partition("\n\n## ")
+    _, _, after = rest.partition("\n\n**")
     families = ", ".join(f"`{family}`" for family in FAMILIES)
     attention = ", ".join(f"`{name}`" for name in ATTENTION)
     listed = f"Listed families (`model_type`): {families}. Attention of the policy on a GPU: {attention}."
-    return "\n".join([*before.splitlines(), *markdown_table(HEAD, map(_cells, TABLE)), "", f"{listed}\n\n## {after}"])
+    return "\n".join([*before.splitlines(), *markdown_table(HEAD, map(_cells, TABLE)), "", f"{listed}\n\n**{after}"])
 
 
 def _cells(row: Row) -> list[str]:

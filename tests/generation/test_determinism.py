@@ -150,7 +150,7 @@ def test_which_device_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_vllm
 def test_settings_are_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for settings, line in {
-        ("vllm_dtype", "bfloat16"): r"deterministic with vLLM, colocated on a CPU: only in float32, got bfloat16",
+        ("vllm_dtype", "bfloat16"): r"deterministic with colocated vLLM on a CPU: only in float32, got bfloat16",
         ("vllm_quantization", "simulated_fp8"): r"not with vllm_quantization='simulated_fp8'; leave it out",
         (
             "lr_decay_fraction",
@@ -179,6 +179,7 @@ def test_settings_are_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPat
             config(**IN_VLLM)
 
 
+@pytest.mark.moderate
 def test_evaluations_are_refused_before_a_model_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = str(save_tiny(tmp_path / "model"))
     given = {"model_name_or_path": model, "deterministic": True}
@@ -192,6 +193,7 @@ def test_evaluations_are_refused_before_a_model_loads(monkeypatch: pytest.Monkey
 
 
 @needs_vllm
+@pytest.mark.moderate
 def test_a_model_is_refused_before_it_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [{"prompt": f"a {n}", "answer": "1"} for n in range(8)]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**TINY_RUN, "output_dir": str(tmp_path / "run")}))
@@ -324,6 +326,7 @@ def test_two_runs_without_an_engine_are_the_same(tmp_path: Path, bf16: bool) -> 
     assert same_to_the_bit(first, usual)  # torch has nothing else for these operations on a CPU
 
 
+@pytest.mark.moderate
 def test_fine_tuning_and_evaluation_switch_it_on(tmp_path: Path) -> None:
     rows = [{"input_ids": [9, 7, 10, 8, 11, 1], "completion_mask": [0, 0, 0, 0, 1, 1]}]
     tiny_sft(ExtSFTTrainer, ExtSFTConfig, tmp_path / "run", rows, use_vllm=False)
@@ -342,7 +345,7 @@ def test_two_runs_are_the_same_to_the_bit(tmp_path: Path) -> None:
     model = str(save_wide(tmp_path / "model"))
 
     def run(name: str) -> Any:
-        given = {**SETTINGS, "vllm_dtype": None, "deterministic": True}
+        given = {**SETTINGS, "vllm_dtype": "auto", "deterministic": True}
         with patch.dict(os.environ):  # an engine leaves a rank in it, for which the next trainer would take DDP
             trainer = make_trainer(
                 ExtGRPOTrainer, ExtGRPOConfig, tmp_path / name, fraction_of_ones, model=model, **given
@@ -357,6 +360,22 @@ def test_two_runs_are_the_same_to_the_bit(tmp_path: Path) -> None:
     assert len(logged) == 2
     assert all(0 < entry["sampling/identical_fraction"] <= 1 for entry in logged)
     assert all(entry["sampling/sampling_logp_difference/max"] < 2e-5 for entry in logged)
+
+
+@pytest.mark.vllm
+@pytest.mark.nightly
+def test_two_evaluations_by_an_engine_are_the_same(tmp_path: Path) -> None:
+    model = str(save_wide(tmp_path / "model"))
+    settings = Evaluation(model_name_or_path=model, use_vllm="true", deterministic=True, max_tokens=12, stop=["stop"])
+
+    def sampled() -> tuple[str, list[Any]]:
+        with patch.dict(os.environ):
+            sampler = settings.sampler(model, context=64)
+            return sampler.dtype, sampler([f"a {n} + b" for n in range(9)], range(9))
+
+    first, second = sampled(), sampled()
+    assert first == second
+    assert first[0] == "float32"
 
 
 @pytest.fixture(scope="module")

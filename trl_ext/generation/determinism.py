@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers.trainer_utils import enable_full_determinism as enable_full_determinism
 
-HF, COLOCATED, SERVER, EVALUATION = "HF generate", "vLLM, colocated", "vLLM server", "vLLM in an evaluation"
+HF, COLOCATED, SERVER, EVALUATION = "HF generate", "colocated vLLM", "a vLLM server", "vLLM in an evaluation"
 CPU, OLDER, AMPERE, HOPPER, OTHER = "CPU", "GPU before 8.0", "GPU of 8.x", "GPU of 9.0 or newer", "another device"
 ENGINES, DEVICES = (HF, COLOCATED, SERVER, EVALUATION), (CPU, OLDER, AMPERE, HOPPER, OTHER)
 

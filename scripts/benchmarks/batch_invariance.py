@@ -4,8 +4,8 @@
     python -m scripts.benchmarks.batch_invariance --max_num_seqs 1 --no_prefix_caching
     python -m scripts.benchmarks.batch_invariance --deterministic --model runs/my_run
 
-Without a model, one of random weights, of 4 layers and 512 numbers. With --deterministic the engine is that of an
-evaluation with this setting. Prompts are random tokens, one of them also with its own blocks cached.
+Without a model, one of random weights. With --deterministic the engine is that of an evaluation with this setting.
+Prompts are random tokens; each is sampled alone, once more with its own blocks cached, and among others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
+from scripts.benchmarks.random_model import SHAPES, save_random_model
 from trl_ext.generation.determinism import (
     EVALUATION,
     check_covered,
@@ -34,9 +32,10 @@ PROMPTS, OTHERS = (4, 33, 64, 90), (1, 4, 15, 63)
 
 
 def main() -> None:
-    """Sample each prompt alone, once more, and among others, and print how many tokens' log-probabilities are equal."""
+    """Print for each prompt how many of its response's log-probabilities are equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder")
+    parser.add_argument("--shape", default="6m", choices=SHAPES, help="of random weights")
     parser.add_argument("--max_num_seqs", type=int, help="requests that are decoded at a time")
     parser.add_argument("--no_prefix_caching", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="with what the setting of this name switches on")
@@ -52,16 +51,7 @@ def main() -> None:
     if asked.no_prefix_caching:
         engine["enable_prefix_caching"] = False
     with tempfile.TemporaryDirectory() as folder:
-        measure(asked.model or random_model(Path(folder)), engine)
-
-
-def random_model(folder: Path) -> str:
-    """A model with random weights, without a tokenizer."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 4096}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True}
-    Qwen3ForCausalLM(Qwen3Config(**shape, **heads, max_position_embeddings=512)).save_pretrained(folder)
-    return str(folder)
+        measure(asked.model or str(save_random_model(Path(folder), asked.shape)), engine)
 
 
 def measure(model: str, engine: dict[str, Any]) -> None:
@@ -69,7 +59,13 @@ def measure(model: str, engine: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
     with starting_vllm():
-        llm = LLM(model=model, skip_tokenizer_init=True, seed=0, **{**device_settings(CONTEXT), **engine})
+        llm = LLM(
+            model=model,
+            skip_tokenizer_init=True,
+            max_model_len=CONTEXT,
+            seed=0,
+            **{**device_settings(CONTEXT), **engine},
+        )
     rng = random.Random(0)
 
     def prompt(length: int) -> list[int]:

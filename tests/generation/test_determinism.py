@@ -296,7 +296,7 @@ def test_what_a_server_lacks_is_told_with_the_remedy() -> None:
     )
 
 
-def same_to_the_bit(one: Any, other: Any) -> bool:
+def bit_identical(one: Any, other: Any) -> bool:
     """The weights, and all that was logged but for times."""
     weights = zip(one.model.parameters(), other.model.parameters(), strict=True)
     logs = [
@@ -322,8 +322,8 @@ def test_two_runs_without_an_engine_are_the_same(tmp_path: Path, bf16: bool) -> 
     assert not torch.are_deterministic_algorithms_enabled()
     first = run("first", deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()
-    assert same_to_the_bit(first, run("second", deterministic=True))
-    assert same_to_the_bit(first, usual)  # torch has nothing else for these operations on a CPU
+    assert bit_identical(first, run("second", deterministic=True))
+    assert bit_identical(first, usual)  # torch has nothing else for these operations on a CPU
 
 
 @pytest.mark.moderate
@@ -341,7 +341,7 @@ def test_fine_tuning_and_evaluation_switch_it_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_two_runs_are_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_two_runs_are_bit_identical(tmp_path: Path) -> None:
     model = str(save_wide(tmp_path / "model"))
 
     def run(name: str) -> Any:
@@ -355,7 +355,7 @@ def test_two_runs_are_the_same_to_the_bit(tmp_path: Path) -> None:
 
     first, second = run("first"), run("second")
     assert first.vllm_generation.llm.llm_engine.vllm_config.model_config.dtype == torch.float32  # the covered one
-    assert same_to_the_bit(first, second)
+    assert bit_identical(first, second)
     logged = [entry for entry in first.state.log_history if "sampling/identical_fraction" in entry]
     assert len(logged) == 2
     assert all(0 < entry["sampling/identical_fraction"] <= 1 for entry in logged)

@@ -1,6 +1,6 @@
 """What `deterministic` covers, by engine, device, dtype and model family; all else is refused in a line.
 
-The table below decides, and `docs/two_gpus.md` shows it. Two things can be the same to the bit: two runs of the same
+The table below decides, and `docs/two_gpus.md` shows it. Two things can be bit-identical: two runs of the same
 command on the same machine, with as many threads, and a response whatever it is sampled together with. The second
 takes kernels that sum in one order for any batch. vLLM has those for NVIDIA GPUs (`VLLM_BATCH_INVARIANT`), and
 installs them for a whole process: a colocated engine's are the policy's, too. A server batches what has just arrived,

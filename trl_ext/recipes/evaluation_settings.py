@@ -110,7 +110,7 @@ class Evaluation(ToolSettings, DatasetSettings):
     deterministic: bool = setting(
         False,
         (
-            "Compute so that two evaluations are the same to the bit: torch's deterministic algorithms and, on GPUs, "
+            "Compute so that two evaluations are bit-identical: torch's deterministic algorithms and, on GPUs, "
             "vLLM's kernels that do not depend on the batch. What is not covered is refused."
         ),
         Group.SAMPLING,

@@ -178,7 +178,7 @@ class RunSettings(RecordsGiven):
     deterministic: bool = setting(
         False,
         (
-            "Compute so that two runs are the same to the bit: torch's deterministic algorithms and, on GPUs, vLLM's "
+            "Compute so that two runs are bit-identical: torch's deterministic algorithms and, on GPUs, vLLM's "
             "kernels that do not depend on the batch, with the policy's attention. What is not covered is refused. "
             "Slower."
         ),
@@ -283,7 +283,7 @@ class RunSettings(RecordsGiven):
         config: Any = self
         if self.lr_decay_fraction is not None:
             raise ValueError("deterministic with lr_decay_fraction, which follows the clock: leave one of them out")
-        given = {"quantization": self.vllm_quantization, "top_p": getattr(config, "top_p", 1.0)}
+        given: dict[str, Any] = {"quantization": self.vllm_quantization, "top_p": getattr(config, "top_p", 1.0)}
         engine, device = self.engine_and_device
         determinism.prepare_process(engine, determinism.check_covered(engine, device, self.vllm_dtype, **given))
         config.full_determinism = True

@@ -16,8 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
 from scripts.benchmarks.random_model import SHAPES, save_random_model
 from trl_ext.generation.determinism import (
+    CPU,
     EVALUATION,
     check_covered,
     device_of,
@@ -25,7 +28,7 @@ from trl_ext.generation.determinism import (
     engine_arguments,
     prepare_process,
 )
-from trl_ext.generation.vllm_start import device_settings, starting_vllm
+from trl_ext.generation.vllm_start import device_settings, place_in_environment, starting_vllm
 
 TOKENS, CONTEXT = 32, 160
 PROMPTS, OTHERS = (4, 33, 64, 90), (1, 4, 15, 63)
@@ -40,7 +43,7 @@ def main() -> None:
     parser.add_argument("--no_prefix_caching", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="with what the setting of this name switches on")
     asked = parser.parse_args()
-    engine: dict[str, Any] = {"dtype": "float32"} if device_of(use_cpu=False) == "CPU" else {"dtype": "bfloat16"}
+    engine: dict[str, Any] = {"dtype": "float32"} if device_of(use_cpu=False) == CPU else {"dtype": "bfloat16"}
     if asked.deterministic:
         row = check_covered(EVALUATION, device_of(use_cpu=False))
         prepare_process(EVALUATION, row)
@@ -58,14 +61,11 @@ def measure(model: str, engine: dict[str, Any]) -> None:
     """Print a line for each prompt."""
     from vllm import LLM, SamplingParams
 
-    with starting_vllm():
-        llm = LLM(
-            model=model,
-            skip_tokenizer_init=True,
-            max_model_len=CONTEXT,
-            seed=0,
-            **{**device_settings(CONTEXT), **engine},
-        )
+    if device_of(use_cpu=False) == CPU:  # as in an evaluation: in this process
+        engine["distributed_executor_backend"] = "external_launcher"
+    arguments = {**device_settings(CONTEXT), **engine, "max_model_len": CONTEXT}
+    with starting_vllm(), place_in_environment(PartialState()):
+        llm = LLM(model=model, skip_tokenizer_init=True, seed=0, **arguments)
     rng = random.Random(0)
 
     def prompt(length: int) -> list[int]:

@@ -180,7 +180,8 @@ def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[st
             assert isinstance(parsed, dict)
             return parsed
         pairs = [item.split("=", 1) for item in options.split(",")]
-        return {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
+        values = {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
+        return {key: None if value in ("none", "None") else value for key, value in values.items()}  # as a flag's none
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(
             f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'

@@ -17,6 +17,7 @@ from pathlib import Path
 from scripts.algorithms_page import algorithms_page
 from scripts.benchmarks_page import benchmarks_page
 from scripts.compatibility_page import compatibility_page
+from scripts.determinism_table import with_table
 from scripts.optimizers_page import optimizers_page
 from trl_ext.grpo.config import ExtGRPOConfig
 from trl_ext.io import markdown_table, read_yaml
@@ -296,6 +297,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../README.md": readme,
+    "two_gpus.md": lambda: with_table((DOCS / "two_gpus.md").read_text(encoding="utf-8")),
     "reference/settings.md": settings_page,
     "reference/trl_settings.md": effects_page,
     "reference/algorithms.md": algorithms_page,

@@ -14,7 +14,7 @@ from trl_ext.algorithms.kl import KL_ESTIMATORS
 from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.sampler_correction import SAMPLER_REJECTIONS, SAMPLER_WEIGHTS
 from trl_ext.data.load import ANSWER_SOURCES
-from trl_ext.registry import Registry, UnknownName
+from trl_ext.registry import Registry, UnknownName, unknown
 from trl_ext.rewards import ANSWER_FORMATS, GRADERS, REWARDS
 
 TABLES = [
@@ -82,6 +82,8 @@ def test_the_messages_read_as_sentences() -> None:
     )
     with pytest.raises(UnknownName, match=r"^unknown property of a policy loss 'zero_adv'\. Did you mean 'zero_adv"):
         POLICY_LOSSES.register(zero_adv=True)
+    with pytest.raises(UnknownName, match=re.escape("Known: 00, 01, ") + r".*, 59 and 40 more$"):
+        raise unknown("folder", "zzz", [f"{n:02}" for n in range(100)])
     with pytest.raises(UnknownName, match=re.escape("'zzz'. Known: (none)")):
         POLICY_LOSSES.build("reinforce", zzz=1)
 

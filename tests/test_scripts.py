@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from scripts import touched_names
 from scripts.benchmarks import compare_leaderboard as compare
-from scripts.benchmarks import length_trap, presets
+from scripts.benchmarks import cpu_ceilings, length_trap, presets
 from scripts.results_page import rollouts_over_time
 from trl_ext import PRESETS
 from trl_ext.step import Rows
@@ -146,6 +147,38 @@ def test_a_sync_is_timed_and_trls_way_is_reported_as_it_is(tmp_path: Path) -> No
     assert ways["reload"].get("seconds", 0) > 0, ways
     assert ways["through disk"].get("seconds", 0) > 0, ways
     assert "weight_loader" in ways["per parameter"].get("failed", "weight_loader"), ways
+
+
+def test_decoding_is_bound_by_reading_and_by_products() -> None:
+    shapes = Counter({(4, 3): 2, (5, 3): 1})  # 39 numbers
+    found = cpu_ceilings.tokens_at_most(shapes, rows=8, itemsize=2, bandwidth=780, products=0.5)
+    # 78 bytes are read 10 times a second, for 8 tokens each time; 2 * 39 * 8 operations take half a second.
+    assert found == {"tokens_per_s_by_bandwidth": 80, "tokens_per_s_by_products": 16, "flops_per_s": 1248}
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_trl_and_ours_are_timed_on_the_same_completions(tmp_path: Path) -> None:
+    flags = [
+        "--preset",
+        "dr_grpo",
+        "--rollout_batch_size",
+        "16",
+        "--train_batch_size",
+        "16",
+        "--group_size",
+        "4",
+        "--stop",
+        "none",
+    ]
+    sides = ["TRL", "ours by HF generate"]
+    said = script("stock_step", "--sides", *sides, "--json", str(tmp_path / "found.json"), "--", *flags)
+    (stock,), (ours,) = json.loads((tmp_path / "found.json").read_text())["found"].values()
+    assert stock["tokens"] == ours["tokens"] > 16
+    assert stock["reward"] == ours["reward"]
+    assert min(side["cpu_s"][part] for side in (stock, ours) for part in ("sampling", "step")) > 0
+    assert stock["cpu_s"]["sync"] == 0  # without an engine
+    assert "CPU seconds" in said
 
 
 def test_every_preset_and_member_is_named_in_a_run() -> None:

@@ -45,13 +45,17 @@ def defaults_of(of: Any) -> dict[str, Any]:
     }
 
 
+_SHOWN = 60  # names in a message
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for a `name` that is not among the `known` names of a `kind`."""
     choices = sorted(known)
     begun = [choice for choice in choices if name and choice.startswith(name)]
     nearest = begun or difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices) or '(none)'}")
+    more = f" and {len(choices) - _SHOWN} more" if len(choices) > _SHOWN else ""  # folders next to a misspelled one
+    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(choices[:_SHOWN]) or '(none)'}{more}")
 
 
 class Registry(dict[str, Callable[..., Any]]):
@@ -176,7 +180,8 @@ def parse_options(name: str, options: Mapping[str, Any] | str | None) -> dict[st
             assert isinstance(parsed, dict)
             return parsed
         pairs = [item.split("=", 1) for item in options.split(",")]
-        return {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
+        values = {key.strip(): _number(yaml.safe_load(value)) for key, value in pairs}
+        return {key: None if value in ("none", "None") else value for key, value in values.items()}  # as a flag's none
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(
             f'{name} {options!r} is neither `eps_low=0.1,eps_high=0.3` nor JSON `{{"eps_low": 0.1}}`'

@@ -7,6 +7,7 @@ same time slows that down a little only.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ from .random_model import save_random_model
 _SIDE = 1024  # of the matrices, whose product is compute bound
 _COPIED = 2**21  # float32 numbers, 8 MiB: as much as activations and logits of a micro-batch
 _DRAWN = (64, 4096)  # rows, vocabulary
+_READ = 2**25  # float32 numbers, 128 MiB: more than caches hold
 _TOKENS = 64
 _SECONDS = 0.5  # that each is repeated for, at least
 
@@ -59,6 +61,40 @@ def measure_cpu(folder: Path) -> tuple[Gpu, Efficiency]:
         compute=1.0, memory=1.0, op_seconds=per_operation, token_seconds=token, logit_seconds=drawing,
         reward_seconds=0.0, step_seconds=0.0, start_seconds=0.0,
     )  # fmt: skip
+
+
+def decoding_ceilings(shapes: Counter[tuple[int, int]], rows: int, dtype: torch.dtype) -> dict[str, float]:
+    """Tokens/s of decoding at most, with one thread: as fast as weights are read, and as fast as they are multiplied.
+
+    Args:
+        shapes: of the matrices that a token is multiplied by, (outputs, inputs), to their number.
+        rows: how many completions take a token with each reading.
+    """
+    read = torch.randn(_READ)
+    bandwidth = 4 * _READ / seconds_of(lambda: read.sum())
+    products = sum(count * _product_seconds(shape, rows, dtype) for shape, count in shapes.items())
+    return {"bandwidth": bandwidth, **tokens_at_most(shapes, rows, dtype.itemsize, bandwidth, products)}
+
+
+def tokens_at_most(
+    shapes: Counter[tuple[int, int]], rows: int, itemsize: int, bandwidth: float, products: float
+) -> dict[str, float]:
+    """The tokens/s by bytes/s of reading, and by seconds of a pass's products, whose FLOP/s are next to them."""
+    numbers = sum(count * outputs * inputs for (outputs, inputs), count in shapes.items())
+    return {
+        "tokens_per_s_by_bandwidth": rows * bandwidth / (numbers * itemsize),
+        "tokens_per_s_by_products": rows / products,
+        "flops_per_s": 2 * numbers * rows / products,
+    }
+
+
+def _product_seconds(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> float:
+    """Of one product, with the matrix as it is or, where that is faster, in oneDNN's order, as engines keep it."""
+    matrix, vectors = torch.randn(shape, dtype=dtype), torch.randn(rows, shape[1], dtype=dtype)
+    plain = seconds_of(lambda: torch.nn.functional.linear(vectors, matrix))
+    ordered = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return min(plain, seconds_of(lambda: multiply(vectors, ordered, None, "none", [], "")))
 
 
 def _operation_seconds(model: Any, costs: ModelCosts) -> float:

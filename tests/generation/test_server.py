@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from trl_ext.generation import server as client
 from trl_ext.recipes.cli import parse
 from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.runs.checkpoints import checkpoints
+from trl_ext.training.stopping import TimeBudget
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(280)]
 
@@ -49,7 +51,10 @@ SETTINGS = {"preset": "grpo_clip", "use_vllm": True, "vllm_mode": "server", "mod
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, VllmServer]]:
-    """Started side by side; `tied` has room for adapters, `other` serves the same model, until it is killed."""
+    """Started side by side; `tied` has room for adapters.
+
+    `other` serves the same model until it is killed, a request at a time: what others it meets changes no digit.
+    """
     folder = tmp_path_factory.mktemp("servers")
     with contextlib.ExitStack() as stack:
         found = {}
@@ -58,7 +63,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vllm
             more = ()
             if name == "other":  # what it arrives with is the server's default
                 arrive(model, {**ARRIVES, **OF_VLLM})
-                more = ("--generation-config", "auto")
+                more = ("--generation-config", "auto", "--max-num-seqs", "1", "--no-enable-prefix-caching")
             found[name] = stack.enter_context(serving(model, *more, rank=8 if name == "tied" else 0))
         yield {name: server.wait() for name, server in found.items()}
 
@@ -66,7 +71,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vllm
 def trainer_of(path: Path, server: VllmServer, *more: VllmServer, **settings: Any) -> Any:
     urls = ",".join(each.url for each in (server, *more))
     given = {"model": str(server.model), "vllm_server_base_url": urls, "learning_rate": 0.5, **SETTINGS, **settings}
-    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / "run", fraction_of_ones, **given)
+    reward = given.pop("reward", fraction_of_ones)
+    return make_trainer(ExtGRPOTrainer, ExtGRPOConfig, path / "run", reward, **given)
 
 
 def agree_after_each_push(trainer: Any, *parts: str) -> None:
@@ -139,15 +145,38 @@ def test_a_server_without_room_for_the_adapter_is_refused(servers: dict[str, Vll
         trainer_of(tmp_path, servers["untied"], peft_config=LORA, vllm_lora_sync="adapter")
 
 
-def test_two_ranks_and_the_server_agree_after_a_push(
+def test_two_ranks_and_servers_agree_and_roll_out_ahead(
     servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under ZeRO-3; the test of a killed server has two ranks under DDP."""
-    monkeypatch.setenv("TRL_EXT_TEST_SERVER", servers["tied"].url)
-    for found in on_two_ranks(by_accelerate("two_cpu_ranks_zero3"), tmp_path, "sync"):
-        for apart in found.values():
+    monkeypatch.setenv("TRL_EXT_TEST_SERVER", f"{servers['tied'].url},{servers['other'].url}")
+    ranks = on_two_ranks(by_accelerate("two_cpu_ranks_zero3"), tmp_path, "served")
+    for found in ranks:
+        for apart in found["sync"].values():
             assert min(apart["unsynced"], apart["shaken"]) > APART
             assert max(apart["after_training"], apart["synced"]) < AGREE
+    assert_same_rollouts_ahead(*(found["ahead"] for found in ranks))
+
+
+@pytest.mark.nightly
+def test_two_ranks_under_ddp_roll_out_ahead(
+    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRL_EXT_TEST_SERVER", f"{servers['tied'].url},{servers['other'].url}")
+    assert_same_rollouts_ahead(*on_two_ranks(by_accelerate("two_cpu_ranks_ddp"), tmp_path, "ahead"))
+
+
+def assert_same_rollouts_ahead(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """Of two ranks: whatever the timing, and resumed."""
+    assert first["first"]["rollouts"] != second["first"]["rollouts"]
+    for found in (first, second):
+        whole = found["first"]["rollouts"]
+        assert sorted(whole) == [1, 2, 3, 4]
+        assert found["late"] == found["first"]
+        assert found["resumed"]["rollouts"] == {step: whole[step] for step in (3, 4)}
+    ages = first["first"]["staleness"]
+    assert ages[0] == 0
+    assert 0 < max(ages) <= 1
 
 
 def test_sft_and_expert_iteration_sample_on_a_server(servers: dict[str, VllmServer], tmp_path: Path) -> None:
@@ -239,39 +268,95 @@ def at_random_times(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(client.Server, "complete", delayed)
 
 
+def begins_with_one(completions: list[str], **_: Any) -> list[float]:
+    """A reward that is the same in many groups."""
+    return [float(text.startswith("1")) for text in completions]
+
+
+SELECTED = {"dynamic_sampling_tries": 3, "uninformative_keep_prob": 0.5, "reward": begins_with_one}
+PROBLEMS = pytest.mark.parametrize("selected", [{}, SELECTED], ids=["in order", "selected"])
+
+
+@PROBLEMS
 def test_rollouts_ahead_at_a_rate_of_0_are_those_of_now(
-    whole: Sees, servers: dict[str, VllmServer], tmp_path: Path
+    selected: dict[str, Any], whole: Sees, servers: dict[str, VllmServer], tmp_path: Path
 ) -> None:
-    still, ahead = (run(tmp_path / str(n), servers["tied"], rollout_ahead=n, learning_rate=0.0) for n in (0, 1))
+    settings = {"learning_rate": 0.0, **selected}
+    still, ahead = (run(tmp_path / str(n), servers["tied"], rollout_ahead=n, **settings) for n in (0, 1))
     assert ahead.rollouts == still.rollouts
     assert ahead.rollouts != whole.rollouts
-    assert staleness(ahead) == [0, 1, 1]
-    assert staleness(still) == []
+    assert logged(still, "sampling/staleness") == []
+    assert_one_rollout_old(ahead, 3)
 
 
-def staleness(seen: Sees) -> list[float]:
-    return [entry[name] for entry in seen.trainer.state.log_history if (name := "sampling/staleness") in entry]
+def logged(seen: Sees, name: str) -> list[float]:
+    return [entry[name] for entry in seen.trainer.state.log_history if name in entry]
 
 
+def assert_one_rollout_old(seen: Sees, rollouts: int) -> None:
+    """All but the first, as far as no further try was needed, which is of current weights."""
+    of_old = [0.0, *[1.0] * (rollouts - 1)]
+    tries = logged(seen, "dynamic_sampling/tries")
+    if not tries:
+        assert logged(seen, "sampling/staleness") == of_old
+        return
+    assert max(tries[1:]) > 1
+    for age, most, tried in zip(logged(seen, "sampling/staleness"), of_old, tries, strict=True):
+        assert age == most if tried == 1 else age < most or most == 0
+
+
+@PROBLEMS
 def test_rollouts_ahead_are_the_same_at_any_timing_and_resumed(
-    whole: Sees, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    selected: dict[str, Any],
+    whole: Sees,
+    servers: dict[str, VllmServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = {"rollout_ahead": 1, "max_steps": 4}
-    first = run(tmp_path / "first", servers["tied"], **settings)
-    assert first.rollouts[1] == whole.rollouts[1]
-    assert first.rollouts[3] != whole.rollouts[3], "of the weights before"
-    assert staleness(first) == [0, 1, 1, 1]
+    """To the last digit, as the server has a batch of one."""
+    settings = {"rollout_ahead": 1, "max_steps": 4, "model": str(servers["tied"].model), **selected}
+    first = run(tmp_path / "first", servers["other"], **settings)
+    if not selected:
+        assert first.rollouts[1] == whole.rollouts[1]
+        assert first.rollouts[3] != whole.rollouts[3], "of the weights before"
+    assert_one_rollout_old(first, 4)
     at_random_times(monkeypatch, seed=0)
     validates = Validates()
-    second = run(tmp_path / "second", servers["tied"], more_callbacks=[validates], **settings)
+    second = run(tmp_path / "second", servers["other"], more_callbacks=[validates], **settings)
     assert second.rollouts == first.rollouts
-    assert weight_difference(second.trainer.model, first.trainer.model) < 1e-4  # batches of the server differ
+    assert weight_difference(second.trainer.model, first.trainer.model) == 0
     assert validates.found[0] != validates.found[1], "of each step's weights"
     for step in (2, 3):
         checkpoint = Path(first.trainer.args.output_dir) / f"checkpoint-{step}"
-        resumed = run(tmp_path / f"resumed{step}", servers["tied"], resume=checkpoint, **settings)
+        resumed = run(tmp_path / f"resumed{step}", servers["other"], resume=checkpoint, **settings)
         assert resumed.rollouts == {later: first.rollouts[later] for later in range(step + 1, 5)}
-        assert weight_difference(resumed.trainer.model, first.trainer.model) < 1e-4
+        assert weight_difference(resumed.trainer.model, first.trainer.model) == 0
+
+
+def test_a_time_budget_ends_a_run_with_a_rollout_ahead(servers: dict[str, VllmServer], tmp_path: Path) -> None:
+    """Validations after it are of the last weights; resumed, the run is the one without a budget."""
+
+    class Budget(TimeBudget):
+        """Spent after two steps."""
+
+        def left(self) -> float:
+            return 1e9 if self.trainer.state.global_step < 2 else 0.0
+
+    settings = {"rollout_ahead": 1, "max_steps": 4, "save_steps": 2, **SELECTED}
+    whole = run(tmp_path / "whole", servers["tied"], **settings)
+    sees = Sees()
+    sees.trainer = trainer = trainer_of(
+        tmp_path / "ended", servers["tied"], callbacks=[sees], save_strategy="steps", learning_rate=0.1, **settings
+    )
+    trainer.add_callback(Budget(trainer, SimpleNamespace(seconds=float), 1e9))
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert trainer.vllm_generation.ahead is not None
+    trainer.vllm_generation.sync_weights()
+    assert disagreement(trainer) < AGREE
+    (saved,) = checkpoints(tmp_path / "ended" / "run")
+    resumed = run(tmp_path / "ended", servers["tied"], resume=saved, **settings)
+    assert {**sees.rollouts, **resumed.rollouts} == whole.rollouts
 
 
 class Validates(TrainerCallback):
@@ -284,7 +369,8 @@ class Validates(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         before = self.trainer.vllm_generation.ahead
         self.found.append([c.text for c in self.trainer.sample(["1 + 1 ="] * 8, batch_size=8, seed=3)])
-        assert disagreement(self.trainer) < AGREE
+        with self.trainer.vllm_generation.seeds.fixed(0):  # else these would be a try at the next rollout
+            assert disagreement(self.trainer) < AGREE
         assert self.trainer.vllm_generation.ahead is before
 
 
@@ -305,7 +391,64 @@ def test_a_server_lost_in_a_rollout_ahead_ends_the_run(
     (saved,) = checkpoints(tmp_path / "run")
     assert saved.name == "checkpoint-2"
     resumed = run(tmp_path, servers["tied"], resume=saved, save_steps=100, rollout_ahead=1, max_steps=4)
-    assert staleness(resumed)[-2:] == [0, 1], "what was on its way is sampled again"
+    assert logged(resumed, "sampling/staleness")[-2:] == [0, 1], "what was on its way is sampled again"
+
+
+class StartsAgain(TrainerCallback):
+    """Kills the server when it has sampled what is on its way after two steps, and starts it on the same port."""
+
+    def __init__(self, server: VllmServer, stack: contextlib.ExitStack) -> None:
+        self.server, self.stack = server, stack
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            self.trainer.vllm_generation.wait_for_ahead()
+            self.server.kill()
+            self.stack.enter_context(serving(self.server.model, port=self.server.port)).wait()
+
+
+@pytest.mark.nightly
+def test_a_server_started_again_is_given_the_weights(
+    whole_ahead: Sees, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(servers["tied"].model)).wait()
+        again = StartsAgain(server, stack)
+        found = run(tmp_path, server, more_callbacks=[again], rollout_ahead=1, max_steps=5)
+    assert sorted(found.rollouts) == [1, 2, 3, 4, 5]
+    assert {step: found.rollouts[step] for step in whole_ahead.rollouts} == whole_ahead.rollouts
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", range(3))
+def test_trainer_killed_with_a_rollout_ahead_resumes(
+    moment: int, servers: dict[str, VllmServer], tmp_path: Path
+) -> None:
+    """At any moment; what it then leaves is the uninterrupted run's, byte for byte."""
+    saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "validate_every": 4}
+    made = {"rollout_ahead": 1, "sampling_max_tokens": 64, **saving, **SELECTED, "reward": None}
+    weights = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = recipe_settings(folder, servers["tied"].model, servers["other"].url, **made)
+        if name == "killed":
+            kill_after_two_steps(folder, settings, random.Random(moment).uniform(0, 2))
+        with launched(folder, "one_cpu", "--config", str(settings), "--resume", "auto") as trained:
+            assert trained.wait() == 0, trained.printed()[-3000:]
+        assert steps(folder) == list(range(1, 9))
+        weights.append((folder / "run" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def kill_after_two_steps(folder: Path, settings: Path, seconds: float) -> None:
+    with launched(folder, "one_cpu", "--config", str(settings)) as trained:
+        wait_for(lambda: trained.process.poll() is not None or len(steps(folder)) > 1)
+        time.sleep(seconds)
+        os.killpg(trained.process.pid, signal.SIGKILL)
+    assert len(steps(folder)) < 8
 
 
 PASSES = {
@@ -434,7 +577,8 @@ def recipe_settings(folder: Path, model: Path, *urls: str, **more: Any) -> Path:
     settings = {
         **TINY_RUN, "model_name_or_path": str(model), "reward": f"{folder / 'mine.py'}:mine", "use_vllm": True,
         "vllm_mode": "server", "vllm_server_base_url": ",".join(urls), "disable_tqdm": True, "bf16": False,
-        "prompt": "question_only", "stop": None, "output_dir": str(folder / "run"), **more,
+        "prompt": "question_only", "stop": None, "output_dir": str(folder / "run"),
+        **{name: value for name, value in more.items() if value is not None},
     }  # fmt: skip
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(settings))

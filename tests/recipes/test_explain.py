@@ -121,6 +121,13 @@ def test_a_ratio_to_the_sampler_is_on_policy_nowhere() -> None:
     assert "one rollout before" not in said(**engine)
 
 
+def test_it_says_what_is_deterministic() -> None:
+    assert "deterministic" not in said(use_vllm=False)
+    found = said(use_vllm=False, deterministic=True)
+    assert "deterministic\n    two runs are the same, with HF generate on a CPU\n" in found
+    assert "    a response is the same whatever it is sampled with: no\n" in found
+
+
 def test_a_trainer_warns_of_what_was_chosen_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def warned(**settings: Any) -> str:
         caplog.clear()

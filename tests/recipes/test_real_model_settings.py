@@ -229,3 +229,20 @@ def real_problems(folder: Path, dataset: str, split: str) -> list[str]:
     assert names, f"{folder} has no {FILES[dataset]}_{split}*"
     rows = read_table(str(names[0]), split, None)
     return [row.get("problem") or row["question"] for row in rows]
+
+
+COLOCATED = [path for path in SHIPPED if "\nvllm_gpu_memory_utilization:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", COLOCATED, ids=lambda path: path.stem)
+def test_a_server_in_place_of_a_colocated_engine(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = runs_of(path).values()
+    server = ["--use_vllm", "true", "--vllm_mode", "server", *ON_A_CPU]
+    *_, config = parse(RECIPES[run.recipe].settings(), "about", run.config, server)
+    assert config.vllm_mode == "server"
+    said = capsys.readouterr().out
+    assert "vllm_gpu_memory_utilization" in said
+    assert f"of {path.name} left out: a vLLM server's own command line sets this" in said
+    with pytest.raises(SystemExit):
+        parse(RECIPES[run.recipe].settings(), "about", run.config, [*server, "--vllm_gpu_memory_utilization", "0.5"])
+    assert "vllm_gpu_memory_utilization with vllm_mode: server" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, estimate, resume, reference, compiled,
-                                                   or quantized
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, ahead, served, estimate, resume,
+                                                   reference, compiled, or quantized
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import pytest
 import torch
 from accelerate import PartialState
 from datasets import Dataset
@@ -367,7 +368,7 @@ def all_runs(path: Path) -> dict[str, Any]:
 def sync_runs(path: Path) -> dict[str, Any]:
     """How far engine and policy are apart before and after a sync, with full weights and with LoRA.
 
-    The engine is colocated, or the server at TRL_EXT_TEST_SERVER.
+    The engine is colocated, or the first server at TRL_EXT_TEST_SERVER.
     """
     from peft import LoraConfig
 
@@ -378,7 +379,7 @@ def sync_runs(path: Path) -> dict[str, Any]:
     settings = {**SETTINGS, "learning_rate": 0.1}
     if url := os.environ.get("TRL_EXT_TEST_SERVER"):
         settings = {name: value for name, value in settings.items() if not name.startswith("vllm_")}
-        settings |= {"vllm_mode": "server", "vllm_server_base_url": url}
+        settings |= {"vllm_mode": "server", "vllm_server_base_url": url.partition(",")[0]}
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
     by_itself = {"peft_config": lora, "vllm_lora_sync": "adapter"}
@@ -395,6 +396,45 @@ def sync_runs(path: Path) -> dict[str, Any]:
         apart["synced"] = disagreement(trainer)
         found[name] = apart
     return found
+
+
+def runs_ahead(path: Path) -> dict[str, Any]:
+    """What this rank trains on in a run one rollout ahead, in another whose answers are late, and in a resumed one.
+
+    The servers at TRL_EXT_TEST_SERVER sample; problems are selected by earlier rewards.
+    """
+    from tests.generation.test_server import SELECTED, Sees, at_random_times
+    from tests.generation.test_vllm import save_model
+
+    if ZERO3:
+        partition_everything(path.with_suffix(".json"))
+    model = save_model(path / f"model{os.environ['RANK']}", tied=True)
+    found: dict[str, Any] = {}
+
+    def run(name: str, resume: Path | None = None) -> None:
+        sees = Sees()
+        sees.trainer = make_trainer(
+            ExtGRPOTrainer, ExtGRPOConfig, path / name, model=str(model), use_vllm=True, vllm_mode="server",
+            vllm_server_base_url=os.environ["TRL_EXT_TEST_SERVER"], model_init_kwargs={"dtype": "float32"},
+            preset="grpo_clip", learning_rate=0.1, rollout_ahead=1, callbacks=[sees], max_steps=4, save_strategy="steps",
+            save_steps=1, **SELECTED,
+        )  # fmt: skip
+        sees.trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        logged = [entry for entry in sees.trainer.state.log_history if "sampling/staleness" in entry]
+        staleness = [entry["sampling/staleness"] for entry in logged]
+        found[name] = {"rollouts": sees.rollouts, "staleness": staleness}
+
+    run("first")
+    with pytest.MonkeyPatch.context() as patched:
+        at_random_times(patched, seed=int(os.environ["RANK"]))
+        run("late")
+    run("resumed", path / "first" / "checkpoint-2")
+    return found
+
+
+def served_runs(path: Path) -> dict[str, Any]:
+    """Both of it, by one launch."""
+    return {"sync": sync_runs(path / "sync"), "ahead": runs_ahead(path / "ahead")}
 
 
 def partition_everything(config: Path) -> None:
@@ -571,7 +611,7 @@ def quantized_runs(path: Path) -> dict[str, Any]:
 
 
 PARTS = {
-    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "estimate": estimated_runs,
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "ahead": runs_ahead, "served": served_runs, "estimate": estimated_runs,
     "resume": resumed_by_two, "reference": with_a_synced_reference, "compiled": compiled_runs,
     "quantized": quantized_runs,
 }  # fmt: skip

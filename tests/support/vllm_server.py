@@ -24,10 +24,11 @@ class VllmServer:
     Args:
         flags: added to those of the start command, or replacing them.
         rank: of the adapters that it has room for.
+        port: to listen on, by default a free one.
     """
 
-    def __init__(self, model: Path, *flags: str, rank: int = 0) -> None:
-        port = free_port()
+    def __init__(self, model: Path, *flags: str, rank: int = 0, port: int | None = None) -> None:
+        self.port = port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.model = model
         words = shlex.split(start_command(str(model), rank))
@@ -63,9 +64,9 @@ class VllmServer:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *flags: str, rank: int = 0) -> Iterator[VllmServer]:
+def serving(model: Path, *flags: str, rank: int = 0, port: int | None = None) -> Iterator[VllmServer]:
     """A server that is starting; it is killed at the end of the block."""
-    server = VllmServer(model, *flags, rank=rank)
+    server = VllmServer(model, *flags, rank=rank, port=port)
     try:
         yield server
     finally:

@@ -23,6 +23,7 @@ from trl.generation import vllm_generation
 from urllib3.util.retry import Retry
 
 from trl_ext.errors import InputError, ServerError
+from trl_ext.generation.determinism import lacks_of_server
 from trl_ext.generation.in_flight import finish, in_background, result_of
 from trl_ext.generation.tensor_stream import body_of, parts
 from trl_ext.generation.weight_transfer import BACKEND
@@ -151,6 +152,13 @@ class Server:
         """An error with what is wrong with it, and how to start it instead."""
         return InputError(f"the vLLM server at {self.address} {reason}; start it with{start}")
 
+    def refuse_dependence_on_batch(self) -> None:
+        """Refuse one whose responses depend on what else it is asked for at the time, by an `InputError`."""
+        with self._one_line():
+            info = self.client._get(f"{self.client.base_url}/server_info?config_format=json")
+        if lacks := lacks_of_server(info):
+            raise self.refusal(*lacks)
+
     def context(self) -> int:
         """Tokens of a prompt and its completion together."""
         with self._one_line():
@@ -236,6 +244,11 @@ class Servers:
             if server.post("tokenize", text_of)["tokens"] != tokens:
                 reason = "has another vocabulary: it cuts the same text into other tokens"
                 raise server.refusal(reason, f" --model {name} and this model's tokenizer")
+
+    def refuse_dependence_on_batch(self) -> None:
+        """Refuse a server whose responses depend on what else it is asked for at the time."""
+        for server in self.each:
+            server.refuse_dependence_on_batch()
 
     def room_for_adapters(self, rank: int) -> str | None:
         """The type of their devices, if all of them can be sent an adapter of this rank by itself, else None."""

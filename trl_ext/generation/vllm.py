@@ -34,6 +34,7 @@ from trl_ext.generation.adapter_sync import (
     reason_to_merge,
     room,
 )
+from trl_ext.generation.determinism import Row, check_model, engine_arguments
 from trl_ext.generation.in_flight import InFlight, in_background, result_of
 from trl_ext.generation.interruption import sampling
 from trl_ext.generation.progress import advance
@@ -108,6 +109,7 @@ class ColocatedEngine(VLLMGeneration):
         self.lora_sync, self.rollout_rows = lora_sync, rollout_rows
         self.sends_adapter = self.has_base = False
         self.adapter = AdapterFolder()
+        self.covered: Row | None = self.engine_settings.pop("covered", None)
         self.rounding = SIMULATED.get(self.engine_settings.get("quantization", ""))
         if self.rounding:
             del self.engine_settings["quantization"]
@@ -161,6 +163,10 @@ class ColocatedEngine(VLLMGeneration):
         own = self.engine_settings
         context = own.get("max_model_len") or self.max_model_length
         of_device = device_settings(context, own.get("max_num_seqs") or self.max_num_seqs)
+        if self.covered is not None:
+            of_text = self.model.config.get_text_config()
+            check_model(self.covered, of_text.model_type, of_text._attn_implementation)
+            own = {**own, **engine_arguments(self.covered, of_text._attn_implementation)}
         self.sends_adapter = self._sends_adapter()
         if self.sends_adapter:
             own = {
@@ -246,6 +252,8 @@ class ServerEngine(ColocatedEngine):
         self.generation_kwargs = {**OF_SERVERS, **given}  # TRL leaves these to the server
         urls = urls_of(self.server_base_url, self.server_host, self.server_port)
         self.servers = Servers(urls, self.server_timeout, self.accelerator.device.type, self.group_port)
+        if self.covered is not None:
+            self.servers.refuse_dependence_on_batch()
         tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
         self.servers.refuse_another_model(self.model.config, tokenizer, self.model.name_or_path)
         self.vllm_client = self.servers.each[0].client  # which TRL's methods use
@@ -330,6 +338,7 @@ class ServerEngine(ColocatedEngine):
             self.ahead = None
             raise
         self.ahead = None  # but not where it was interrupted: a checkpoint has it
+        self.seeds.take(len(prompts))  # which a further try at this place counts
         return prompts, *answers, ahead.version
 
     def wait_for_ahead(self) -> None:

@@ -335,8 +335,6 @@ class ExtGRPOConfig(RolloutSettings, GRPOConfig):
             "rollouts of whole optimizer steps (steps_per_generation a multiple of gradient_accumulation_steps)": (
                 self.steps_per_generation * self.num_iterations % self.gradient_accumulation_steps != 0
             ),
-            "problems that do not depend on the rollout before (leave out dynamic_sampling_tries and "
-            "uninformative_keep_prob)": self.dynamic_sampling_tries > 1 or self.uninformative_keep_prob < 1,
             "responses of one turn (leave out tools)": bool(self.tools),
             "a correction for old samples (leave out vllm_importance_sampling_correction: false; sampler_weight: "
             "unweighted with sampler_rejection: keep_all does without)": not self.vllm_importance_sampling_correction,

@@ -44,7 +44,9 @@ class ProblemSampler:
         ignores_zero: bool,
         log: Callable[[str, float], None],
     ) -> None:
-        self.config, self.accelerator, self.ignores_zero, self.log = config, accelerator, ignores_zero, log
+        self.config, self.accelerator = config, accelerator
+        self.dataset: Any = dataset
+        self.ignores_zero, self.log = ignores_zero, log
         self.select = config.selection_fn() if config.uses_axes else None
         self.curriculum: Curriculum | None = None
         if config.uninformative_keep_prob < 1 or config.dynamic_sampling_tries > 1:
@@ -59,19 +61,22 @@ class ProblemSampler:
         if self.curriculum is not None and "curriculum" in state:
             self.curriculum.load_state_dict(state["curriculum"])
 
-    def problems_for(self, rows: Sequence[dict[str, Any]], call: int, attempt: int) -> list[int] | None:
-        """By number, the problem of each row of this rank in place of the rows' own; None without a curriculum.
+    def selected(
+        self, rows: list[dict[str, Any]], call: int, attempt: int = 0
+    ) -> tuple[list[dict[str, Any]], list[int] | None]:
+        """This rank's rows, or others in their place, and by number the problem of each; None without a curriculum.
 
         Args:
             call: number of the `training_step` call in the run; micro-steps depend on the ranks, rollouts do not.
             attempt: the number of tries at this rollout before.
         """
         if self.curriculum is None:
-            return None
+            return rows, None
         rollout = call // (self.config.steps_per_generation * self.config.num_iterations)
         first_row = self.accelerator.process_index * len(rows)
         prompts = [row["prompt"] for row in rows]
-        return self.curriculum.select(prompts, first_row, self._group_size, rollout, attempt)
+        problems = self.curriculum.select(prompts, first_row, self._group_size, rollout, attempt)
+        return [self.dataset[problem] for problem in problems], problems
 
     def kept(self, rollout: Rollout) -> Tensor:
         """(P, G) bool: the completions of all ranks that are trained on."""

@@ -117,7 +117,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         self._problems = ProblemSampler(config, self.train_dataset, self.accelerator, ignores_zero, self._log_training)
         self._rewarded: tuple[Rollout, list[dict[str, Any]]] | None = None  # between two overrides
         self.last_rollout: list[dict[str, Any]] = []
-        self.ahead = RolloutsAhead(self, config)
+        self.ahead = RolloutsAhead(self, config, self._problems)
         self._unscored_in_a_row = 0  # rollouts
 
     # The overrides, in the order in which an optimizer step calls them.
@@ -214,13 +214,14 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self.model.training:  # an evaluation may come between two steps on one rollout
             self.last_rollout = sampled.rows
             self._problems.learn(sampled)
+            self.ahead.finish(sampled.rows)
         return batch
 
     def _sample(self, inputs: list[dict[str, Any]], attempt: int = 0) -> SampledBatch:
         """Completions of these rows, or of the problems that the curriculum selects in their place, with rewards."""
-        problems = self._problems.problems_for(inputs, self._step, attempt) if self.model.training else None
-        if problems is not None:
-            inputs = [self.train_dataset[problem] for problem in problems]
+        problems = None
+        if self.model.training:
+            inputs, problems = self._problems.selected(inputs, self._step, attempt)
         if self.policy_tools is not None:
             self.policy_tools.rows = inputs
         with only_what_is_used(self, self._is_on_policy() if self._defers_old_log_probs() else None):
@@ -313,6 +314,7 @@ class ExtGRPOTrainer(ReliableTrainer, GRPOTrainer):
         if self.log_completions:  # TRL gathers them, for its table
             self._pending_extra_logs.update(columns)
         rollout.complete(rows, columns, self.reward_func_names)
+        self.ahead.note_versions(rows)
         self._rewarded = rollout, rows
         truncation, sampled = sample_metrics(rollout, rows, self.accelerator.gather)
         for name, value in truncation.items() if self.args.stop else ():

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +34,7 @@ from trl_ext.redaction import masked_names, redact, redact_text
 from trl_ext.registry import unknown
 from trl_ext.runs.checkpoints import checkpoints
 from trl_ext.runs.layout import PARTS
+from trl_ext.training.settings import OF_COLOCATED
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -46,6 +47,7 @@ class _Parser(TrlParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
         self._shapes = shapes_of(self.dataclass_types)
+        self.left_out: Sequence[str] = ()  # of a YAML file's settings
         take_words_for_none(self, self._shapes)
         # argparse knows -0.1 as a number and takes -1e-5 for a flag
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
@@ -86,7 +88,9 @@ class _Parser(TrlParser):
         for names in names_by_setting.values():
             if len(names) > 1:
                 raise ValueError(f"{' and '.join(names)} are one setting, and the file has both: leave one out")
-        settings = {setting: settings[name] for setting, (name,) in names_by_setting.items()}
+        settings = {
+            setting: settings[name] for setting, (name,) in names_by_setting.items() if setting not in self.left_out
+        }
         check_kinds(settings, self._shapes)
         for action in self._actions:  # argparse checks those of the command line only
             value = settings.get(action.dest)
@@ -135,6 +139,7 @@ def read_settings(
         if not {"-h", "--help"} & set(args):
             parser.check_names(flags, fields, config)
             _refuse_masked(config, {name: value for name, value in fields.items() if name not in given})
+            parser.left_out = _of_another_engine(config, fields, args, given)
         parsed: tuple[Any, ...] = parser.parse_args_and_config(["--config", str(config), *args])
     except SettingsError:
         raise
@@ -156,6 +161,21 @@ def _config_file(args: list[str], default: Path) -> tuple[Path, list[str]]:
     if not known.config.is_file():
         raise SettingsError(f"--config {known.config}: there is no such file (working directory: {Path.cwd().name!r})")
     return known.config, rest
+
+
+def _of_another_engine(
+    config: Path, fields: Mapping[str, Any], args: Sequence[str], given: Collection[str]
+) -> list[str]:
+    """What a YAML file says of a colocated engine, where the command line asks for a server in its place."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--vllm_mode")
+    asked = parser.parse_known_args(args)[0].vllm_mode
+    if asked != "server" or fields.get("vllm_mode") == "server":
+        return []
+    names = [name for name in fields if name in OF_COLOCATED and name not in given]
+    if names and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"{', '.join(names)} of {config.name} left out: a vLLM server's own command line sets this", flush=True)
+    return names
 
 
 def _refuse_masked(config: Path, settings: Mapping[str, Any]) -> None:

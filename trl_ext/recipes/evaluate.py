@@ -28,6 +28,7 @@ from trl_ext.evaluation.disagreements import agreement
 from trl_ext.evaluation.evaluator import SAMPLES, Report, grade_rows, is_correct
 from trl_ext.evaluation.export import ExportedTask, write_tasks
 from trl_ext.generation.adapter_models import generation_config_of
+from trl_ext.generation.determinism import check_model
 from trl_ext.generation.engine_choice import dtype_to_sample_in
 from trl_ext.generation.hf import eos_ids_of
 from trl_ext.generation.interruption import SamplingStopped, StopRequest
@@ -309,6 +310,8 @@ def _rows_that_fit(settings: Evaluation, model: str, problems: Dataset, source: 
     try:
         tokenizer, shape = tokenizer_and_shape(locate(model))
         check_vocabulary(tokenizer, shape, model)
+        if settings.covered is not None:
+            check_model(settings.covered, shape.get_text_config().model_type, None)
         context, setting = context_of(shape, settings.engine()[0], settings.vllm_max_model_length)
         rows = problems.add_column("place", range(len(problems)))
         if context is not None:

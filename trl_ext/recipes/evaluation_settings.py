@@ -12,6 +12,7 @@ from trl_ext.data.published import BENCHMARKS, names_of_benchmarks
 from trl_ext.data.responses import OPTIONAL, fields_of
 from trl_ext.errors import InputError
 from trl_ext.evaluation.evaluator import HANDOUT_NAMES, OUTCOMES
+from trl_ext.generation import determinism
 from trl_ext.generation.completion import Sampling
 from trl_ext.generation.engine_choice import choose_engine, dtype_to_sample_in
 from trl_ext.generation.gguf import with_file
@@ -106,6 +107,15 @@ class Evaluation(ToolSettings, DatasetSettings):
         Group.SAMPLING,
         on_resume=OnResume.MAY_CHANGE,
     )
+    deterministic: bool = setting(
+        False,
+        (
+            "Compute so that two evaluations are bit-identical: torch's deterministic algorithms and, on GPUs, "
+            "vLLM's kernels that do not depend on the batch. What is not covered is refused."
+        ),
+        Group.SAMPLING,
+        rare=True,
+    )
     seed: int = setting(0, "The seed of the samples, of mini-MATH and of the base policy.", Group.OPTIMIZER)
     ddp_timeout: int = setting(
         1800,
@@ -182,6 +192,8 @@ class Evaluation(ToolSettings, DatasetSettings):
         self.stop = stop_strings(self.stop)
         self.sampling()
         self._check_tools()
+        if self.deterministic:
+            self._check_determinism()
         fields_of(self.response_fields)
         if (self.response_fields or self.response_stop) and not self.responses:
             raise ValueError(
@@ -204,6 +216,22 @@ class Evaluation(ToolSettings, DatasetSettings):
             if getattr(self, name):
                 raise ValueError(f"tools with {name}: no tool would be called as it says; leave one of them out")
         Toolbox.of(self.tools, self.tool_timeout).close()  # refuses what cannot be called, or not be isolated
+
+    def _check_determinism(self) -> None:
+        if self.responses or self.export:
+            raise ValueError("deterministic is of what is sampled here: leave it out with responses and export")
+        engine, device = self.engine_and_device
+        determinism.prepare_process(engine, determinism.check_covered(engine, device, self.dtype))
+
+    @property
+    def engine_and_device(self) -> tuple[str, str]:
+        """What samples and where, as the table of `determinism` has them."""
+        return determinism.EVALUATION if self.engine()[0] else determinism.HF, determinism.device_of(use_cpu=False)
+
+    @property
+    def covered(self) -> determinism.Row | None:
+        """What `deterministic` covers here; None without it."""
+        return determinism.row_of(*self.engine_and_device) if self.deterministic else None
 
     def sampling(self) -> Sampling:
         """How responses are drawn."""
@@ -228,14 +256,17 @@ class Evaluation(ToolSettings, DatasetSettings):
         """The engine, loaded; with vLLM for `context` tokens, unless `vllm_max_model_length` says how many."""
         dtype = dtype_to_sample_in(self.dtype, locate(model).dtype)
         turns = functools.partial(ToolUse.of, self) if self.tools else None
+        if self.deterministic:
+            determinism.enable_full_determinism(self.seed)
+        row = self.covered
         if not self.engine()[0]:
             return HFSampler(model, self.sampling(), self.batch_size, dtype, turns)
         return VLLMSampler(
             model,
             self.sampling(),
             turns,
-            dtype=dtype,
             max_model_len=context if self.vllm_max_model_length is None else self.vllm_max_model_length,
             gpu_memory_utilization=self.vllm_gpu_memory_utilization,
             enforce_eager=self.vllm_enforce_eager,
+            **({"dtype": dtype} if row is None else determinism.engine_arguments(row, None)),
         )

@@ -131,6 +131,9 @@ def explain(settings: Mapping[str, Any]) -> list[str]:
     lines += ["objective", f"    {_formula(config)}"]
     lines += [line for name in names for line in _member(config, name)]
     lines += ["batches", *(f"    {line}" for line in _batches(config))]
+    if row := config.covered:
+        lines += ["deterministic", f"    two runs are the same, with {' on a '.join(config.engine_and_device)}"]
+        lines += [f"    a response is the same whatever it is sampled with: {row.whatever_batch}"]
     if idle := ineffective_settings(config):
         lines += ["without effect here", *(f"    {name}={getattr(config, name)}: {why}" for name, why in idle.items())]
     return [*lines, "nearest preset", f"    {_nearest(config)}"]

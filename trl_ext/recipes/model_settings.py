@@ -41,6 +41,8 @@ def check_model_settings(model: ModelConfig, config: TrainingArguments) -> None:
         )
     _refuse_attention(model.attn_implementation)
     flag = quantized_by(None, model)
+    if flag is not None and getattr(config, "deterministic", False):
+        raise ValueError(f"deterministic with {flag}: bitsandbytes' kernels are not covered; leave one of them out")
     if flag is not None and not is_bitsandbytes_available():
         raise ValueError(f"{flag} needs bitsandbytes, which is not installed: pip install 'trl_ext[quantized]'")
     check_quantization(flag, adapter_of(model), config)

@@ -21,6 +21,7 @@ from trl_ext.data.references import COMPARING, Checker, check_references, first_
 from trl_ext.data.source import Source
 from trl_ext.errors import InputError
 from trl_ext.generation.adapter_models import check_trainable, embedding_rows, load_tokenizer
+from trl_ext.generation.determinism import check_model
 from trl_ext.generation.gguf import with_file
 from trl_ext.generation.merging import check_mergeable
 from trl_ext.generation.model_source import ModelSource, loadable, locate
@@ -173,7 +174,10 @@ def check_policy(model: ModelConfig, source: ModelSource) -> str | None:
 def check_server(config: TrainingArguments) -> Servers:
     """Wait for the vLLM servers as long as TRL does, before anything is loaded; a ValueError if none answers."""
     urls = urls_of(config.vllm_server_base_url, config.vllm_server_host, config.vllm_server_port)
-    return Servers(urls, config.vllm_server_timeout, config.device.type)
+    servers = Servers(urls, config.vllm_server_timeout, config.device.type)
+    if getattr(config, "deterministic", False):
+        servers.refuse_dependence_on_batch()
+    return servers
 
 
 def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelConfig, config: TrainingArguments) -> Data:
@@ -185,6 +189,8 @@ def rows_in_context(data: Data, task: TaskSettings, policy: str, model: ModelCon
     source = locate(policy, model.model_revision)
     tokenizer, shape = tokenizer_and_shape(source, **known)
     refuse_loss_of_experts(getattr(config, "router_aux_loss_coef", None), shape, policy)
+    if (row := getattr(config, "covered", None)) is not None:
+        check_model(row, shape.get_text_config().model_type, model.attn_implementation or "sdpa")
     data = as_texts(data, task, source, tokenizer, config)
     check_tokenizer(tokenizer, shape, policy, config.stop)
     if getattr(config, "has_teacher", False):

@@ -13,6 +13,7 @@ import torch
 
 from trl_ext.compat.given import RecordsGiven, given
 from trl_ext.compat.startup import on_cpu_ranks
+from trl_ext.generation import determinism
 from trl_ext.generation.engine_choice import choose_engine, choose_precision_on_cpu
 from trl_ext.hosts.process_group import join_on_cpu
 from trl_ext.redaction import redact
@@ -174,6 +175,17 @@ class RunSettings(RecordsGiven):
         Group.SAMPLING,
     )
 
+    deterministic: bool = setting(
+        False,
+        (
+            "Compute so that two runs are bit-identical: torch's deterministic algorithms and, on GPUs, vLLM's "
+            "kernels that do not depend on the batch, with the policy's attention. What is not covered is refused. "
+            "Slower."
+        ),
+        Group.SAMPLING,
+        rare=True,
+    )
+
     def to_dict(self) -> dict[str, Any]:
         """What trackers log and files hold: secrets are masked."""
         parent: Any = super()
@@ -238,6 +250,8 @@ class RunSettings(RecordsGiven):
             self.precision_reason = "float32, since fp16 has no effect on a CPU (bf16: true is bfloat16 there)"
         config.use_vllm, self.engine_reason = choose_engine(self.use_vllm)
         self._refuse_what_generation_ignores()
+        if self.deterministic:
+            self._switch_on_determinism()
 
     def _precision_without_cuda(self) -> tuple[bool, str]:
         config: Any = self
@@ -249,8 +263,8 @@ class RunSettings(RecordsGiven):
     def _refuse_what_generation_ignores(self) -> None:
         config: Any = self
         if config.use_vllm and config.vllm_mode == "server":
-            ours_and_theirs = [f.name for f in fields(config) if f.name in (*_OUR_ENGINE, *_TRLS_ENGINE)]
-            if ignored := given(config, ours_and_theirs, off=False):
+            of_colocated = [f.name for f in fields(config) if f.name in OF_COLOCATED]
+            if ignored := given(config, of_colocated, off=False):
                 raise ValueError(
                     f"{', '.join(ignored)} with vllm_mode: server: the server's own command line sets this; give it "
                     "there, or set vllm_mode: colocate"
@@ -264,15 +278,39 @@ class RunSettings(RecordsGiven):
         if not config.use_vllm and self.stop and getattr(config, batching, False):
             raise ValueError(f"{batching} with stop: generate_batch has no stop strings; leave one of them out")
 
+    def _switch_on_determinism(self) -> None:
+        """Refuse what is not covered, and have transformers' Trainer and the engine compute so."""
+        config: Any = self
+        if self.lr_decay_fraction is not None:
+            raise ValueError("deterministic with lr_decay_fraction, which follows the clock: leave one of them out")
+        given: dict[str, Any] = {"quantization": self.vllm_quantization, "top_p": getattr(config, "top_p", 1.0)}
+        engine, device = self.engine_and_device
+        determinism.prepare_process(engine, determinism.check_covered(engine, device, self.vllm_dtype, **given))
+        config.full_determinism = True
+
+    @property
+    def engine_and_device(self) -> tuple[str, str]:
+        """What samples and where, as the table of `determinism` has them."""
+        config: Any = self
+        in_vllm = determinism.SERVER if getattr(config, "vllm_mode", "") == "server" else determinism.COLOCATED
+        return in_vllm if config.use_vllm else determinism.HF, determinism.device_of(config.use_cpu)
+
+    @property
+    def covered(self) -> determinism.Row | None:
+        """What `deterministic` covers here; None without it."""
+        return determinism.row_of(*self.engine_and_device) if self.deterministic else None
+
     def engine_settings(self) -> dict[str, Any]:
-        """Keyword arguments of vLLM in addition to TRL's own settings."""
+        """Keyword arguments of vLLM in addition to TRL's own settings, and `covered` where that is something."""
         settings = {name.removeprefix("vllm_"): getattr(self, name) for name in _OUR_ENGINE}
         if getattr(self, "vllm_max_model_length", None) is None:
             settings["max_model_len"] = self.engine_context
+        settings["covered"] = self.covered
         return {name: value for name, value in settings.items() if value is not None}
 
 
 _OUR_ENGINE = [f.name for f in fields(RunSettings) if f.name.startswith("vllm_") and f.name != "vllm_lora_sync"]
+OF_COLOCATED = (*_OUR_ENGINE, *_TRLS_ENGINE)
 
 
 def card_without_bf16(use_cpu: bool) -> str | None:

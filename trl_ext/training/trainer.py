@@ -409,7 +409,9 @@ class ReliableTrainer(Trainer):
             super()._save_checkpoint(model, run / SCRATCH)  # there `Trainer` finds no earlier one to remove
             save_reference(self, scratch)
             best = self._name_best(run, scratch)
-            torch.save(state or self.resume_state(), scratch / state_file(self.accelerator.process_index))
+            state = state or self.resume_state()
+            now = {name: value() if callable(value) else value for name, value in state.items()}  # what was on its way
+            torch.save(now, scratch / state_file(self.accelerator.process_index))
             self.accelerator.wait_for_everyone()
             ranks = self.accelerator.num_processes
             run_on_main_and_broadcast(lambda: refuse_missing_parts(scratch, ranks))

@@ -64,6 +64,45 @@ def test_a_run_that_does_not_fit_ends_with_its_setting(recipe: Path, monkeypatch
         run(monkeypatch, "--config", str(recipe), "--quick", *changes)
 
 
+TWO_GPUS = ["--two_gpus", "--gpu", "h100", "--set", "use_vllm=true"]
+
+
+@pytest.mark.slow
+def test_the_modes_of_two_gpus_are_compared(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "found.json"
+    run(monkeypatch, "--config", str(recipe), *TWO_GPUS, "rollout_ahead=1", "vllm_mode=server", "--json", str(written))
+    said, found = capsys.readouterr().out, json.loads(written.read_text(encoding="utf-8"))
+    colocated, in_turn, ahead = (mode["seconds"] for mode in found["modes"].values())
+    (served, other) = (found["modes"][name] for name in list(found["modes"])[1:])
+    assert in_turn == pytest.approx(served["sampling"] + served["training"] + served["push"])
+    assert ahead == pytest.approx(max(other["sampling"], other["training"]) + other["push"])
+    assert found["ratio"] == pytest.approx(served["sampling"] / served["training"])
+    fastest = min(found["modes"], key=lambda name: float(found["modes"][name]["seconds"]))
+    assert f"the fastest: {fastest}" in said
+    assert colocated > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", "1"], "--two_gpus: of 2 GPUs, not of 1"),
+        (["use_vllm=false"], "compares ways to sample GRPO's rollouts with vLLM"),
+        (["group_size=2"], "on two; set rollout_batch_size and train_batch_size"),
+    ],
+)
+def test_what_two_gpus_cannot_be_compared_for(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    if "set rollout" in said:  # without them a second GPU has as many rows again
+        lines = recipe.read_text(encoding="utf-8").splitlines(True)
+        recipe.write_text("".join(line for line in lines if "_batch_size" not in line or "micro" in line))
+    with pytest.raises(SystemExit, match=said):
+        run(monkeypatch, "--config", str(recipe), *TWO_GPUS, *options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),

@@ -66,6 +66,7 @@ def test_the_plan_is_the_one_of_a_measured_run() -> None:
 @pytest.mark.moderate
 def test_old_log_probabilities_are_those_of_later_steps() -> None:
     assert seconds(estimated(step=16), "old log-probabilities") == 0.0  # one update: on-policy
+    assert seconds(estimated(step=4, use_vllm=True, old_log_probs="sampler"), "old log-probabilities") == 0.0
     one, two = (seconds(estimated(step=step), "old log-probabilities") for step in (8, 4))
     assert two == pytest.approx(3 * one / 2, rel=0.3)  # three of four steps instead of one of two
     reference = seconds(estimated(step=16, beta=0.1), "old log-probabilities")

@@ -100,10 +100,11 @@ def _spent(run: PlannedRun, costs: ModelCosts, machine: Machine) -> dict[str, Sp
 def _steps_scored(run: PlannedRun) -> float:
     """Optimizer steps of a rollout whose rows are run through once more, without gradient.
 
-    Those after the first need log-probabilities of the policy that sampled, with several passes the first as well; a
-    reference model scores all.
+    Those after the first need log-probabilities of the policy that sampled, with several passes the first as well,
+    unless the engine's are taken; a reference model scores all.
     """
-    old = 0 if run.updates == 1 else run.updates if run.epochs > 1 else run.updates - 1
+    has_them = run.updates == 1 or getattr(run.config, "old_log_probs", "policy") == "sampler"
+    old = 0 if has_them else run.updates if run.epochs > 1 else run.updates - 1
     return old / run.epochs + (run.updates / run.epochs if run.beta else 0)
 
 

@@ -32,7 +32,7 @@ OPTIONS = {"use_cpu": True, "use_vllm": "false", "report_to": "none", "save_stra
 _LEFT_OUT = {  # settings of a run, next to `OPTIONS`, of what a step on fake tensors does not have
     # precision, processes and kernels of GPUs
     "fp16", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "torch_compile", "use_liger_kernel",
-    "full_determinism", "activation_offloading",
+    "full_determinism", "deterministic", "activation_offloading",
     # what is done next to the steps
     "push_to_hub", "eval_strategy", "load_best_model_at_end", "sync_ref_model",
     # the run's model, rewards, tokenizer and rows

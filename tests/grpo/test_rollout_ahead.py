@@ -58,7 +58,7 @@ def batches() -> Iterator[list[dict[str, int]]]:
 
 
 @pytest.mark.parametrize("curriculum", [None, "of earlier rewards"])
-def test_the_next_rollout_is_asked_for_when_its_problems_are_known(curriculum: object) -> None:
+def test_next_rollout_is_asked_for_when_problems_are_known(curriculum: object) -> None:
     ahead, engine, said = rolling_out(STEP - 2, curriculum)
     watched = ahead.watched(batches())
     assert ahead.watched(watched.items) is watched  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ def test_nothing_is_asked_for_beyond_the_end() -> None:
     assert len(engine.asked) == 1
 
 
-def test_a_checkpoint_waits_when_it_is_written_and_has_no_lost_rollout() -> None:
+def test_a_checkpoint_waits_and_has_no_lost_rollout() -> None:
     def lost() -> Any:
         raise ServerError("lost")
 

@@ -442,6 +442,7 @@ def partition_everything(config: Path) -> None:
     auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     kept_whole = ("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance")
     zero3 = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True, **dict.fromkeys(kept_whole, 0)}
+    config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(json.dumps({"zero_optimization": zero3, **dict.fromkeys(auto, "auto")}))
     os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(config)
     os.environ["ACCELERATE_CONFIG_DS_FIELDS"] = ""  # those of accelerate's own file, refused next to DeepSpeed's

@@ -145,25 +145,23 @@ def test_a_server_without_room_for_the_adapter_is_refused(servers: dict[str, Vll
         trainer_of(tmp_path, servers["untied"], peft_config=LORA, vllm_lora_sync="adapter")
 
 
-def test_two_ranks_and_servers_agree_and_roll_out_ahead(
+def test_two_ranks_and_the_server_agree_after_a_push(
     servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under ZeRO-3; the test of a killed server has two ranks under DDP."""
-    monkeypatch.setenv("TRL_EXT_TEST_SERVER", f"{servers['tied'].url},{servers['other'].url}")
-    ranks = on_two_ranks(by_accelerate("two_cpu_ranks_zero3"), tmp_path, "served")
-    for found in ranks:
-        for apart in found["sync"].values():
+    monkeypatch.setenv("TRL_EXT_TEST_SERVER", servers["tied"].url)
+    for found in on_two_ranks(by_accelerate("two_cpu_ranks_zero3"), tmp_path, "sync"):
+        for apart in found.values():
             assert min(apart["unsynced"], apart["shaken"]) > APART
             assert max(apart["after_training"], apart["synced"]) < AGREE
-    assert_same_rollouts_ahead(*(found["ahead"] for found in ranks))
 
 
-@pytest.mark.nightly
-def test_two_ranks_under_ddp_roll_out_ahead(
-    servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ranks", ["two_cpu_ranks_zero3", pytest.param("two_cpu_ranks_ddp", marks=pytest.mark.nightly)])
+def test_two_ranks_with_two_servers_roll_out_ahead(
+    ranks: str, servers: dict[str, VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRL_EXT_TEST_SERVER", f"{servers['tied'].url},{servers['other'].url}")
-    assert_same_rollouts_ahead(*on_two_ranks(by_accelerate("two_cpu_ranks_ddp"), tmp_path, "ahead"))
+    assert_same_rollouts_ahead(*on_two_ranks(by_accelerate(ranks), tmp_path, "ahead"))
 
 
 def assert_same_rollouts_ahead(first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What `test_distributed.py` trains on one rank in its own process and on two, under torchrun or accelerate.
 
-python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, ahead, served, estimate, resume,
-                                                   reference, compiled, or quantized
+python -m tests.support.two_ranks OUTPUT PART      PART: axes, all, sync, ahead, estimate, resume, reference,
+                                                   compiled, or quantized
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def all_runs(path: Path) -> dict[str, Any]:
 def sync_runs(path: Path) -> dict[str, Any]:
     """How far engine and policy are apart before and after a sync, with full weights and with LoRA.
 
-    The engine is colocated, or the first server at TRL_EXT_TEST_SERVER.
+    The engine is colocated, or the server at TRL_EXT_TEST_SERVER.
     """
     from peft import LoraConfig
 
@@ -379,7 +379,7 @@ def sync_runs(path: Path) -> dict[str, Any]:
     settings = {**SETTINGS, "learning_rate": 0.1}
     if url := os.environ.get("TRL_EXT_TEST_SERVER"):
         settings = {name: value for name, value in settings.items() if not name.startswith("vllm_")}
-        settings |= {"vllm_mode": "server", "vllm_server_base_url": url.partition(",")[0]}
+        settings |= {"vllm_mode": "server", "vllm_server_base_url": url}
     lora = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     found, trainers = {}, []  # an engine that is collected takes vLLM's process groups with it
     by_itself = {"peft_config": lora, "vllm_lora_sync": "adapter"}
@@ -430,11 +430,6 @@ def runs_ahead(path: Path) -> dict[str, Any]:
         run("late")
     run("resumed", path / "first" / "checkpoint-2")
     return found
-
-
-def served_runs(path: Path) -> dict[str, Any]:
-    """Both of it, by one launch."""
-    return {"sync": sync_runs(path / "sync"), "ahead": runs_ahead(path / "ahead")}
 
 
 def partition_everything(config: Path) -> None:
@@ -612,7 +607,7 @@ def quantized_runs(path: Path) -> dict[str, Any]:
 
 
 PARTS = {
-    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "ahead": runs_ahead, "served": served_runs, "estimate": estimated_runs,
+    "axes": runs_of_axes, "all": all_runs, "sync": sync_runs, "ahead": runs_ahead, "estimate": estimated_runs,
     "resume": resumed_by_two, "reference": with_a_synced_reference, "compiled": compiled_runs,
     "quantized": quantized_runs,
 }  # fmt: skip

@@ -143,7 +143,7 @@ TRIED: dict[tuple[str, str], str] = {
     ("quantization", "saving"): f"{_ITS_OWN}::test_every_saving_is_of_quantized_weights_too`",
     ("engine", "parallelism"): (
         "`grpo/test_distributed::test_on_two_ranks_engine_and_policy_agree_after_a_sync` and "
-        "`generation/test_server::test_two_ranks_and_servers_agree_and_roll_out_ahead`; FSDP needs GPUs"
+        "`generation/test_server::test_two_ranks_and_the_server_agree_after_a_push`; FSDP needs GPUs"
     ),
     ("engine", "saving"): (
         "`generation/test_vllm::test_sampler_and_trainer_agree_after_steps_only_due_to_sync` and, without an engine of "

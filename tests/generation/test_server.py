@@ -426,7 +426,7 @@ def test_trainer_killed_with_a_rollout_ahead_resumes(
 ) -> None:
     """At any moment; what it then leaves is the uninterrupted run's, byte for byte."""
     saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "validate_every": 4}
-    made = {"rollout_ahead": 1, "sampling_max_tokens": 64, **saving, **SELECTED, "reward": None}
+    made = {"rollout_ahead": 1, "sampling_max_tokens": 24, **saving, **SELECTED, "reward": None}
     weights = []
     for name in ("whole", "killed"):
         folder = tmp_path / name

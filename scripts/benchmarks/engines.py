@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--ceilings", action="store_true", help="also what a thread could decode, by its CPU seconds")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    made_by = provenance()  # with the threads of the engines, not of the ceilings
     results = {}
     for named in args.models:
         model = named or str(make_base_policy(seed=0))
@@ -199,7 +200,7 @@ def main() -> None:
                 print(f"at most, {of}: " + ", ".join(f"{kind} {value:,.0f}" for kind, value in ceiling.items()))
     if args.json:
         settings = {name: getattr(args, name) for name in ("tokens", "group", "threads", "in_turn")}
-        record = {"models": results, **settings, **provenance()}
+        record = {"models": results, **settings, **made_by}
         args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -132,7 +132,8 @@ def one_step(side: str, flags: list[str], results: Connection) -> None:
             return
         reward = trainer.state.log_history[0].get("reward")
         cpu, wall = ({part: round(laps.seconds[part][clock], 2) for part in PARTS} for clock in (0, 1))
-        results.send({"cpu_s": cpu, "wall_s": wall, "tokens": laps.tokens, "reward": reward})
+        chosen = {"use_vllm": config.use_vllm, "bf16": config.bf16}
+        results.send({"cpu_s": cpu, "wall_s": wall, "tokens": laps.tokens, "reward": reward, **chosen})
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ from trl_ext.algorithms.policy_losses import POLICY_LOSSES
 from trl_ext.algorithms.presets import PRESETS
 from trl_ext.generation.engine_choice import choose_engine, choosing_by_model, note_model, parameters_of
 from trl_ext.grpo.config import ExtGRPOConfig
+from trl_ext.recipes.cli import parse
+from trl_ext.recipes.grpo import GRPO_SETTINGS
 from trl_ext.registry import UnknownName, parse_options
 from trl_ext.training.handout_settings import resolve_handout
 
@@ -445,6 +447,18 @@ def test_on_a_cpu_the_models_size_chooses_the_engine(
         assert choose_engine(False) == (False, "as asked for")
         note_model(None)
         assert choose_engine("auto")[0] is False
+
+
+def test_a_parsed_command_line_chooses_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever calls `parse`: a benchmark that did not say so trained in float32 and sampled by HF generate."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr("trl_ext.generation.engine_choice._millions", {"large": 500.0, "small": 0.9}.get)
+    monkeypatch.setattr("trl_ext.generation.engine_choice.has_vllm_for_cpus", lambda: True)
+    (tmp_path / "run.yaml").write_text("use_cpu: true\nuse_vllm: auto\nreport_to: none\n")
+    for model in ("large", "small"):
+        *_, config = parse(GRPO_SETTINGS, None, tmp_path / "run.yaml", ["--model_name_or_path", model])
+        assert (config.use_vllm, config.bf16) == (model == "large",) * 2
 
 
 @pytest.mark.parametrize("fast", [None, "AMX", "AVX512-BF16"])

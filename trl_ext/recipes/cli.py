@@ -111,7 +111,8 @@ def parse(
         print(help_on(topic, listed) if topic else page_of(description, f"{default_config.stem}.py", listed))
         sys.exit(0)
     try:
-        return read_settings(settings, description, default_config, given)
+        with choosing_by_model():
+            return read_settings(settings, description, default_config, given)
     except SettingsError as error:
         print(f"{error.frames}error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -201,8 +202,7 @@ def start(run: Callable[..., Any], settings: Sequence[type], description: str | 
         check_launch()
     except InputError as error:
         sys.exit(f"error: {error}")
-    with choosing_by_model():
-        parsed = parse(settings, description, default_config)  # joins the group of processes
+    parsed = parse(settings, description, default_config)  # joins the group of processes
     leave_at_exit()
     try:
         _check_hosts(parsed[-1])

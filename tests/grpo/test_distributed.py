@@ -14,7 +14,7 @@ import torch
 
 from tests.generation.test_vllm import AGREE
 from tests.support import two_ranks
-from tests.support.tiny import calling_model, tiny_model, tool_tokenizer
+from tests.support.tiny import tiny_model, tool_tokenizer
 from tests.support.versions import needs_bitsandbytes
 from trl_ext import AGGREGATIONS, PRESETS
 
@@ -131,7 +131,8 @@ def test_stock_settings_give_stock_weights_exactly_on_two_ranks(ranks: list[dict
 
 @pytest.mark.parametrize("run", SAME_ON_ONE_RANK)
 def test_two_ranks_train_to_the_weights_of_one(run: str, ranks: list[dict[str, Any]], one_rank: dict[str, Any]) -> None:
-    # SGD in float64, but the model's norms compute in float32: 1e-8 apart. A rank's own count gives 1e-3.
+    # SGD in float64, but the model's norms and TRL's head compute in float32: 1e-8 apart, and 2e-8 if every norm is half
+    # of its last digit off. A rank's own count gives 1e-3.
     assert distance(ranks[0][run]["weights"], one_rank[run]["weights"]) < 1e-7
 
 
@@ -149,8 +150,8 @@ def test_turns_on_two_ranks_train_to_the_weights_of_one(
 ) -> None:
     """One rank has calls to answer while the other has none; tools' tokens and turns' rewards stay where they are."""
     wanted = one_rank["playing"]
-    # float64; float32, with weights of 20, whose last digit is 2e-6.
-    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-5)):
+    # float64 and float32, as in the tests above.
+    for found, tolerance in ((ranks, 1e-7), (sharded, 2e-6)):
         assert distance(found[0]["playing"]["weights"], found[1]["playing"]["weights"]) == 0
         assert distance(found[0]["playing"]["weights"], wanted["weights"]) < tolerance
         for name in ("tools/call_frequency", "tools/rollouts_with_call", "tools/unanswered_frequency", "reward"):
@@ -158,7 +159,7 @@ def test_turns_on_two_ranks_train_to_the_weights_of_one(
             assert of_two == pytest.approx(of_one, abs=1e-6)
     calls = [entry["tools/call_frequency"] for entry in wanted["logs"]]
     assert 0 < calls[0] < calls[1]
-    before = calling_model(tool_tokenizer()).state_dict()
+    before = tiny_model(vocab_size=len(tool_tokenizer())).state_dict()
     assert distance(wanted["weights"], before) > 1e-4
 
 

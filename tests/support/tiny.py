@@ -30,10 +30,10 @@ def tiny_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def tiny_model(seed: int = 0) -> Qwen3ForCausalLM:
+def tiny_model(seed: int = 0, vocab_size: int = len(WORDS)) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(WORDS),
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

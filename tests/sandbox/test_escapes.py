@@ -23,7 +23,7 @@ LIMITS = Limits(seconds=60.0, memory_mb=256)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="namespaces and capabilities are Linux's")
 
 # Each is executed inside; `x[name]` is what the exception says, or what the last line left in `got`. HANDLE is a file
-# handle of a secret outside, TMP a folder in /tmp with a secret in it.
+# handle of a secret outside, TMP a folder in /tmp with a secret in it, HOME one that is there if a Python is below it.
 ATTEMPTS = {
     "shadow": "got = open('/etc/shadow').read()",
     "file handle": "got = call(304, 265, os.open('/usr', os.O_RDONLY), HANDLE, os.O_RDONLY)",
@@ -44,7 +44,7 @@ ATTEMPTS = {
     "devices": "got = sorted(os.listdir('/dev'))",
     "random": "got = [len(open(f'/dev/{name}', 'rb', 0).read(3)) for name in ('null', 'zero', 'random', 'urandom')]",
     "tmp": "got = os.listdir(TMP)",
-    "home": "got = [name for name in os.listdir(HOME) if name not in PYTHONS]",
+    "home": "got = os.path.exists(HOME) and [name for name in os.listdir(HOME) if name not in PYTHONS] or []",
     "processes": "got = [name for name in os.listdir('/proc') if name.isdigit()]",
 }
 DENIED = {

@@ -287,7 +287,7 @@ def test_the_size_of_the_micro_batch_does_not_change_the_weights(aggregation: st
     ]
     assert weight_difference(trained[0], tiny_model().double()) > 1e-4
     for other in trained[1:]:
-        # SGD in float64, but the model's norms compute in float32: 1e-8 apart. A micro-batch's own count gives 1e-3.
+        # SGD in float64, the model's norms and TRL's head in float32: 1e-8 apart. A micro-batch's own count gives 1e-3.
         assert weight_difference(trained[0], other) < 1e-7
 
 

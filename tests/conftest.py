@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from accelerate.state import AcceleratorState
 from jaxtyping import install_import_hook
 
-from trl_ext.algorithms.policy_losses import POLICY_LOSSES
+from trl_ext.registry import Registry
 
 # The shapes and dtypes in annotations hold in every call, and wherever a dataclass is made.
 install_import_hook("trl_ext.step", "beartype.beartype")
@@ -58,11 +59,19 @@ def environment_of_its_own() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.fixture(scope="session")
+def tables() -> list[Registry]:
+    """Every table of the modules that the tests have imported."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("trl_ext.")]
+    return [table for module in modules for table in vars(module).values() if isinstance(table, Registry)]
+
+
 @pytest.fixture(autouse=True)
-def policy_losses_of_its_own() -> Iterator[None]:
-    """A file of the user's own registers its loss in the table, which other tests have to find as it was."""
-    before = dict(POLICY_LOSSES)
+def tables_as_they_were(tables: list[Registry]) -> Iterator[None]:
+    """A user's file and a page's example register what is theirs, and other tests have to find the tables without it."""
+    before = [dict(table) for table in tables]
     yield
-    if POLICY_LOSSES.keys() != before.keys():
-        POLICY_LOSSES.clear()
-        POLICY_LOSSES.update(before)
+    for table, members in zip(tables, before, strict=True):
+        if table.keys() != members.keys():
+            table.clear()
+            table.update(members)

@@ -44,7 +44,7 @@ ATTEMPTS = {
     "devices": "got = sorted(os.listdir('/dev'))",
     "random": "got = [len(open(f'/dev/{name}', 'rb', 0).read(3)) for name in ('null', 'zero', 'random', 'urandom')]",
     "tmp": "got = os.listdir(TMP)",
-    "home": "got = os.path.exists(HOME) and [name for name in os.listdir(HOME) if name not in PYTHONS] or []",
+    "home": "got = [name for name in os.listdir(HOME) if name not in PYTHONS] if os.path.exists(HOME) else []",
     "processes": "got = [name for name in os.listdir('/proc') if name.isdigit()]",
 }
 DENIED = {
